@@ -11,10 +11,9 @@ title, its categories or the shop's vector predict (`model.content`), or those o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.artifact.model_directory import Artifact
+from model.artifact.string_table import FREE_SLOT
 
 FIT_AT_USERS = (10, 30, 100)  # numbers of users with known items before, at which an item's codes are computed
 PRIOR_EVENTS = 5.0  # weight of the prior in events; the best of 1, 5 and 20 on validation
@@ -49,6 +49,24 @@ class ColdCodes(NamedTuple):
     bias: float
 
 
+class ColdItems(NamedTuple):
+    """The codes of n cold items: history (n, B) and target (n, B'), uint8; and their biases (n,)."""
+
+    history: NDArray[np.uint8]
+    target: NDArray[np.uint8]
+    bias: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, codes: Iterable[ColdCodes]) -> Self:
+        """Return the codes of at least one item, in columns."""
+        history, target, bias = zip(*codes, strict=True)
+        return cls(np.stack(history), np.stack(target), np.array(bias))
+
+    def at(self, items: NDArray[np.bool_]) -> Self:
+        """Return the codes of some of the items (n,)."""
+        return type(self)(self.history[items], self.target[items], self.bias[items])
+
+
 class ColdItemEvent(NamedTuple):
     """An event on a cold item: rows of known items before it, newest first, and the user's query (D,)."""
 
@@ -63,24 +81,23 @@ class SampledQuery(NamedTuple):
     log_sum: float
 
 
-def with_cold_items(trained: Artifact, codes: Mapping[str, ColdCodes]) -> Artifact:
-    """Return the model with these cold items, by id, behind those that training has seen."""
-    if not codes:
+def with_cold_items(trained: Artifact, item_ids: Sequence[str], codes: ColdItems) -> Artifact:
+    """Return the model with these cold items behind those that training has seen."""
+    if not item_ids:
         return trained
-    model = trained.model.with_cold_items(list(codes.values()))
-    return replace(trained, items=trained.items.with_cold_items(list(codes)), model=model)
+    return replace(trained, items=trained.items.with_cold_items(item_ids), model=trained.model.with_cold_items(*codes))
 
 
-def codes_fit(trained: Artifact, item_id: str, codes: ColdCodes) -> bool:
-    """Return whether `with_cold_items` accepts the codes: they fit the codebooks, and the item is not a learned one."""
+def codes_fit(trained: Artifact, item_ids: Sequence[str], codes: ColdItems) -> NDArray[np.bool_]:
+    """Return which items `with_cold_items` accepts: no learned ones, whose codes fit the codebooks (n,).
+
+    codes  as many for each item as there are codebooks
+    """
     shape = trained.config.model
-    for own, books, words in (
-        (codes.history, shape.history_codebooks, shape.history_codewords),
-        (codes.target, shape.target_codebooks, shape.target_codewords),
-    ):
-        if len(own) != books or int(own.max(initial=0)) >= words:
-            return False
-    return item_id not in trained.items.rows and math.isfinite(codes.bias)
+    fits: NDArray[np.bool_] = np.isfinite(codes.bias) & (trained.items.rows.places_of(item_ids) == FREE_SLOT)
+    fits &= codes.history.max(axis=1, initial=0) < shape.history_codewords
+    fits &= codes.target.max(axis=1, initial=0) < shape.target_codewords
+    return fits
 
 
 def sampled_query(trained: Artifact, query: Tensor, scores: Tensor) -> SampledQuery:

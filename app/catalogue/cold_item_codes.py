@@ -8,7 +8,7 @@ what is recommended, and which codes later events are logged with.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from app.catalogue.expressions.texts import Texts
 from model.artifact.growing_table import extended
+from model.artifact.model_directory import Artifact
 from model.artifact.string_table import ends_of
-from model.cold_items import ColdCodes
+from model.cold_items import ColdCodes, ColdItems, codes_fit
 from storage.records import ItemCodes
 
 
@@ -69,13 +70,16 @@ class Assignments(Mapping[str, CodeAssignment]):
             raise KeyError(item_id)
         return CodeAssignment.of(self._rows.record(item_id, self._tag, int(self._newest[number])))
 
-    def where(self, fits: Callable[[CodeAssignment], bool]) -> Assignments:
-        """Return the assignments for which the function returns True."""
-        newest = self._newest.copy()
-        for number in np.flatnonzero(newest >= 0).tolist():
-            if not fits(self[self._ids[number]]):
-                newest[number] = -1
-        return Assignments(self._tag, self._ids, newest, self._rows)
+    def fitting(self, trained: Artifact) -> tuple[Assignments, ColdItems]:
+        """Return the assignments that the model accepts, and their codes in the same order."""
+        shape, newest = trained.config.model, np.full_like(self._newest, -1)
+        books = shape.history_codebooks, shape.target_codebooks
+        numbers = np.flatnonzero(self._newest >= 0)
+        numbers = numbers[self._rows.have_lengths(self._newest[numbers], *books)]
+        codes = self._rows.codes(self._newest[numbers], *books)
+        fits = codes_fit(trained, self._ids.at(numbers), codes)
+        newest[numbers[fits]] = self._newest[numbers[fits]]
+        return Assignments(self._tag, self._ids, newest, self._rows), codes.at(fits)
 
 
 class ColdItemCodes:
@@ -125,6 +129,17 @@ class _Rows:
         begin, middle, end = self._ends[2 * row : 2 * row + 3].tolist()
         history, target = self._codes[begin:middle].tobytes(), self._codes[middle:end].tobytes()
         return ItemCodes(item_id, tag, int(self._evidence[row]), float(self._bias[row]), history, target)
+
+    def have_lengths(self, rows: NDArray[np.int32], history: int, target: int) -> NDArray[np.bool_]:
+        """Return which rows have as many codes."""
+        begin, middle, end = (self._ends[2 * rows + place] for place in range(3))
+        fits: NDArray[np.bool_] = (middle - begin == history) & (end - middle == target)
+        return fits
+
+    def codes(self, rows: NDArray[np.int32], history: int, target: int) -> ColdItems:
+        """Return the codes of rows that have as many of them."""
+        both = self._codes[self._ends[2 * rows][:, None] + np.arange(history + target)]
+        return ColdItems(both[:, :history], both[:, history:], self._bias[rows])
 
     def at(self, rows: NDArray[np.int32]) -> _Rows:
         """Return a copy that contains only these rows."""

@@ -26,7 +26,7 @@ from app.schemas.operations import ServedModel
 from app.serving.model_locations import load_model, models_of
 from app.settings import Settings
 from model.artifact.model_directory import Artifact, ArtifactError
-from model.cold_items import codes_fit, with_cold_items
+from model.cold_items import with_cold_items
 from model.inference.engine import Engine, open_engine
 from storage.folders.place import Place
 from storage.protocol import UserStore
@@ -133,8 +133,8 @@ class ServedGeneration:
     def with_new_assignments(self) -> ServedGeneration:
         """Build the same generation with all items that have codes now."""
         assignments = self.context.item_codes.of(self.named.tag)
-        cold_items = assignments.where(lambda one: codes_fit(self.artifact, one.item_id, one.codes))
-        extended = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
+        cold_items, codes = assignments.fitting(self.artifact)
+        extended = with_cold_items(self.artifact, [*cold_items], codes)
         engine = open_engine(extended, self.context.settings.device)
         if self.engine.has_similarity:  # requests have needed them, and should not wait for them again
             engine.prepare_similarity()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple, Self, cast
 
 import numpy as np
@@ -163,20 +162,23 @@ class Lisa(nn.Module, ABC):
         similarity = similarity - similarity.amax(dim=-1, keepdim=True).detach()
         return AttentionTables(similarity if self.config.soft else torch.exp(similarity), self.codebooks @ self.value)
 
-    def with_cold_items(self, codes: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8], float]]) -> Self:
-        """Return a model with further items behind its own, whose weights it shares.
+    def with_cold_items(
+        self, history: NDArray[np.uint8], target: NDArray[np.uint8], bias: NDArray[np.floating]
+    ) -> Self:
+        """Return a model with n further items behind its own, whose weights it shares; they have no followers.
 
-        codes  history codes (B,), target codes (B',) and bias of each further item; it follows no item, and none it
+        history  (n, B)   their history codes
+        target   (n, B')  their target codes
+        bias     (n,)
         """
-        history, target, bias = zip(*codes, strict=True)
         wider = copy.copy(self)
-        added = torch.from_numpy(np.stack(history))
+        added = torch.from_numpy(history)
         wider.history_codes = torch.cat([self.history_codes, added])
-        wider.target_codes = torch.cat([self.target_codes, torch.from_numpy(np.stack(target))])
+        wider.target_codes = torch.cat([self.target_codes, torch.from_numpy(target)])
         if self.shares is not None:
             whole = F.one_hot(added.long(), self.config.history_codewords)
             wider.shares = torch.cat([self.shares, whole.to(self.shares.dtype)])
-        wider.bias = nn.Parameter(torch.cat([self.bias.detach(), torch.tensor(bias)]), requires_grad=False)
+        wider.bias = nn.Parameter(torch.cat([self.bias.detach(), torch.from_numpy(bias).float()]), requires_grad=False)
         return wider
 
     def __copy__(self) -> Self:

@@ -25,6 +25,7 @@ from model.cold_items import (
     SAMPLED_QUERIES,
     ColdCodes,
     ColdItemEvent,
+    ColdItems,
     Neighbours,
     QuerySample,
     SampledQuery,
@@ -108,7 +109,7 @@ class WarmStart:
         """
         wider = self.trained.model
         if new_items:
-            wider = wider.with_cold_items(list(NewItemCodes(self.trained, histories).of(new_items)))
+            wider = wider.with_cold_items(*ColdItems.of(NewItemCodes(self.trained, histories).of(new_items)))
         distinct = make_distinct(wider.target_codes.numpy(), config.target_codewords)
         model = LisaMini(config, wider.history_codes, torch.from_numpy(distinct))
         weights = {name: tensor for name, tensor in wider.state_dict().items() if name not in OF_ITEMS}

@@ -12,6 +12,7 @@ from model.artifact.model_directory import Artifact
 from model.cold_items import (
     ColdCodes,
     ColdItemEvent,
+    ColdItems,
     Neighbours,
     codes_of_nearest_items,
     codes_of_similar_items,
@@ -70,7 +71,7 @@ def test_a_cold_item_scores_like_a_trained_one_of_its_codes_without_followers() 
         f"i{row}": ColdCodes(whole.history_codes[row], whole.target_codes[row], whole.model.bias[row].item())
         for row in range(LEARNED, ITEMS)
     }
-    grown = with_cold_items(learned, codes)
+    grown = with_cold_items(learned, [*codes], ColdItems.of(codes.values()))
     for engine, name in ((Engine(grown), "grown"), (Engine(learned), "learned")):
         items = len(grown.items) if name == "grown" else LEARNED
         asked = states(50, items)
@@ -85,7 +86,7 @@ def test_a_cold_item_scores_like_a_trained_one_of_its_codes_without_followers() 
     assert grown.items.categories[LEARNED:] == [()] * (ITEMS - LEARNED)
     assert grown.items.categories.items_with("a").tolist() == list(range(1, LEARNED, 2))
     assert grown.items.popular_first.tolist() == [*range(LEARNED - 1, -1, -1), *range(LEARNED, ITEMS)]
-    assert with_cold_items(learned, {}) is learned
+    assert with_cold_items(learned, [], ColdItems.of(codes.values())) is learned
 
 
 @torch.inference_mode()

@@ -7,9 +7,12 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import count
+from math import inf, isfinite
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,18 +21,24 @@ from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
 from app.catalogue.expressions.set_columns import TextSetColumn
 from app.catalogue.trained_catalogue import TrainedCatalogue
 from model.artifact.item_table import ItemTable
-from model.cold_items import ColdCodes
+from model.artifact.model_directory import Artifact
+from model.cold_items import ColdCodes, with_cold_items
+from model.config import Config, ModelConfig
+from model.lisa.lisa_mini import LisaMini
 from storage.records import ItemCodes
 from storage.state.cold_codes import cold_row
 
+BOOKS, WORDS = 2, 8
+SHAPE = ModelConfig(
+    width=16, history_codebooks=BOOKS, history_codewords=WORDS, target_codebooks=BOOKS, target_codewords=WORDS
+)
 RECORDS = st.builds(
     ItemCodes,
     st.sampled_from(["a", "b", "c", "d"]),
     st.sampled_from([b"0", b"1"]),
     st.integers(0, 100),
-    st.floats(-9, 9),
-    st.binary(max_size=3),
-    st.binary(max_size=3),
+    st.floats(-9, 9) | st.just(inf),
+    *[st.lists(st.integers(0, WORDS), min_size=BOOKS - 1, max_size=BOOKS + 1).map(bytes)] * 2,
 )
 
 
@@ -49,11 +58,38 @@ def test_assignments_are_the_newest_ones_at_the_moment_when_they_were_asked_for(
                 newest[record.tag][record.item_id] = record
     for found, expected in asked:
         assert {name: one.record() for name, one in found.items()} == expected
-        some = found.where(lambda one: one.evidence > 50)
-        assert {name: one.record() for name, one in some.items()} == {
-            name: one for name, one in expected.items() if one.evidence > 50
-        }
         assert (len(found), "never" in found) == (len(expected), False)
+
+
+@given(st.lists(RECORDS, max_size=15))
+def test_a_model_gets_the_items_that_it_has_not_learned_and_whose_codes_it_has(records: list[ItemCodes]) -> None:
+    learned = random_model(SHAPE)
+    assigned = ColdItemCodes()
+    assigned.apply(records)
+    expected = {
+        name: one
+        for name, one in assigned.of(b"0").items()
+        if name != "d" and isfinite(one.codes.bias)
+        if all(len(own) == BOOKS and max(own) < WORDS for own in (one.codes.history, one.codes.target))
+    }
+    found, codes = assigned.of(b"0").fitting(learned)
+    assert {name: one.record() for name, one in found.items()} == {name: one.record() for name, one in expected.items()}
+    grown = with_cold_items(learned, [*found], codes)
+    assert [*grown.items.ids] == ["d", *found]
+    for row, one in enumerate(found.values(), 1):
+        assert grown.model.history_codes[row].tolist() == one.codes.history.tolist()
+        assert grown.model.target_codes[row].tolist() == one.codes.target.tolist()
+        assert grown.model.bias[row].item() == np.float32(one.codes.bias)
+
+
+@cache
+def random_model(shape: ModelConfig) -> Artifact:
+    """A model that has learned one item, "d"."""
+    codes = (torch.zeros((1, BOOKS), dtype=torch.int64) for _ in range(2))
+    model = LisaMini(shape, *codes).eval()
+    items = ItemTable(["d"], [""], [()], np.ones(1, np.int64))
+    with torch.no_grad():
+        return Artifact("m", b"0".hex(), Config(model=shape), items, model, model.tables(), {})
 
 
 def test_threads_may_ask_while_codes_are_assigned() -> None:

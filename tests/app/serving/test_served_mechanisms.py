@@ -109,7 +109,7 @@ def test_a_new_item_is_recommended_by_its_categories(service: Client) -> None:
 def test_an_item_that_was_not_learned_counts_by_its_codes(trained: MechanismNetwork) -> None:
     model = served_model(trained)
     history, target = np.array([1, 0, 8], np.uint8), model.target_codes[5].numpy()
-    wider = model.with_cold_items([(history, target, 0.25)])
+    wider = model.with_cold_items(history[None], target[None], np.array([0.25]))
     if wider.shares is not None:
         assert wider.shares[ITEMS].argmax(dim=-1).tolist() == history.tolist()
         assert wider.shares[ITEMS].sum() == len(history)

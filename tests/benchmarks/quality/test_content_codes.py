@@ -58,7 +58,7 @@ def test_ranks_are_those_of_the_engine_with_the_new_items(data: Path, tmp_path: 
     sample = sample_audience(world.trained, engine)
     codes = content.by_texts(world, sample, world.described)
     names = [world.interactions.item_ids[row] for row in codes]
-    extended = cold_items.with_cold_items(world.trained, dict(zip(names, codes.values(), strict=True)))
+    extended = cold_items.with_cold_items(world.trained, names, cold_items.ColdItems.of(codes.values()))
     whole = world._replace(trained=extended, rows=extended.items.rows.places_of(world.interactions.item_ids))
     for positions in questions.positions_of(world, "test", 0):
         asked = questions.questions_at(world, engine, positions)

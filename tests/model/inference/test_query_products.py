@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.artifact.model_directory import Artifact
+from model.cold_items import ColdCodes, ColdItems
 from model.config import ModelConfig
 from model.inference import bitmap, step_kernel
 from model.inference.captured_batches import States
@@ -47,8 +48,8 @@ def test_what_is_asked_is_what_the_model_says(
 ) -> None:
     model = with_followers(random_model(shape, ITEMS, seed), seed)
     if not known:  # the last items have come later: they have no followers
-        cold = np.zeros(shape.history_codebooks, np.uint8), np.zeros(shape.target_codebooks, np.uint8), 0.0
-        model = model.with_cold_items([cold, cold])
+        cold = ColdCodes(np.zeros(shape.history_codebooks, np.uint8), np.zeros(shape.target_codebooks, np.uint8), 0.0)
+        model = model.with_cold_items(*ColdItems.of([cold, cold]))
     rng = np.random.default_rng(seed)
     queries = rng.standard_normal((users, shape.width)).astype(np.float32)
     recent = rng.integers(-1, len(model.target_codes), (users, int(rng.integers(0, shape.recent_items + 1))))
