@@ -1,4 +1,4 @@
-"""The recipes for shops, articles and groceries: each command runs as it stands, and gets the answer that stands there.
+"""The recipes for shops and industries: each command runs as it stands, and gets the answer that stands there.
 
 The scripts of other pages that make tables for the service run here too.
 """
@@ -39,9 +39,13 @@ def sections_of(page: str) -> dict[str, str]:
 
 
 RULES, ARTICLES = sections_of("lists/recipes.md"), sections_of("lists/articles.md")
-GROCERIES = sections_of("lists/groceries.md")
-SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | RULES | ARTICLES | GROCERIES
+GROCERIES, LISTINGS = sections_of("lists/groceries.md"), sections_of("lists/listings.md")
+PAGES = RULES | ARTICLES | GROCERIES | LISTINGS
+SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | PAGES
+    sections_of("lists/new-items.md") | sections_of("integrate/items.md") | RULES | ARTICLES | GROCERIES | LISTINGS
+)
 NEWSROOM, GROCER, RECEIPTS = "Publish", "Describe what you sell", "Import the night's receipts"
+MARKETPLACE, FORGET = "Post listings", "Relist, take down and forget"
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
 TABLE, CART = "Import a messy export", "With what is in the cart"
 VECTORS = "Make vectors of titles"
@@ -105,16 +109,17 @@ def wait_for_scores(shop: Shop, expected: list[float]) -> None:
     wait_until(lambda: scores() == expected, scores)
 
 
+def wait_for_property_of_users(shop: Shop, name: str) -> None:
+    """Wait until expressions can use this property of users."""
+    asked = {"user_id": "ann", "k": 10, "filter": f"known(user.{name})"}
+    wait_until(lambda: httpx.post(f"{shop.url}/v1/recommendations", json=asked, timeout=PATIENCE_S).is_success)
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     with started(tmp_path_factory.mktemp("recipes"), blocks(SHOP, "sh")[0]) as shop:
-
-        def takes_properties_of_users() -> bool:
-            asked = {"user_id": "ann", "k": 10, "filter": "known(user.member)"}
-            return httpx.post(f"{shop.url}/v1/recommendations", json=asked, timeout=PATIENCE_S).is_success
-
         wait_for_scores(shop, [float(count) for count in range(9, 0, -1)])
-        wait_until(takes_properties_of_users)
+        wait_for_property_of_users(shop, "member")
         yield shop
 
 
@@ -130,6 +135,14 @@ def grocer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     with started(tmp_path_factory.mktemp("groceries"), blocks(GROCER, "sh")[0]) as grocer:
         wait_for_scores(grocer, [float(count) for count in range(8, 0, -1)])
         yield grocer
+
+
+@pytest.fixture(scope="module")
+def marketplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with started(tmp_path_factory.mktemp("listings"), blocks(MARKETPLACE, "sh")[0]) as marketplace:
+        wait_for_scores(marketplace, [9.0, 8.0, 7.0, 6.0, 5.0])
+        wait_for_property_of_users(marketplace, "blocked")
+        yield marketplace
 
 
 def assert_answer(found: Any, shown: str) -> None:
@@ -177,6 +190,15 @@ def test_articles(newsroom: Shop) -> None:
 
 def test_groceries(grocer: Shop) -> None:
     assert_page(grocer, GROCERIES)
+
+
+def test_listings(marketplace: Shop) -> None:
+    """In the order of the page, because a listing that is sold in one section is so in later ones."""
+    for section in (name for name in LISTINGS if "```json" in LISTINGS[name] and name != FORGET):
+        (commands,), (shown,) = blocks(section, "sh"), blocks(section, "json")
+        assert_answer(marketplace.answer(commands), shown)
+    (commands,), (shown,) = blocks(FORGET, "sh"), blocks(FORGET, "json")
+    assert marketplace.answer(commands) == json.loads(shown)
 
 
 def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
