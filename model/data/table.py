@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.config import ID_PATTERN, ID_RULE, NAME_PATTERN, NAME_RULE
-from model.data.delimited_text import SAVE_OTHERWISE, are_compact_days, delimited_text
+from model.data.formats.delimited_text import SAVE_OTHERWISE, are_compact_days, delimited_text
 from model.data.interactions import DataError
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-from model.data.delimited_text import COMPACT_DAY, are_compact_days
+from model.data.formats.delimited_text import COMPACT_DAY, are_compact_days
 from model.data.table import unix_times
 
 DecimalSign = Literal[".", ","]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from model.data.delimited_text import SAVE_OTHERWISE, WINDOWS_1252, DelimitedText, delimited_text
+from model.data.formats.delimited_text import SAVE_OTHERWISE, WINDOWS_1252, DelimitedText, delimited_text
 from model.data.interactions import DataError
 from model.data.table import VECTOR, Table, read_table, uncompressed
 

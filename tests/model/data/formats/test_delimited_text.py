@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.data.arrays import IN_MEMORY, MappedArrays
-from model.data.delimited_text import DelimitedText, delimited_text
 from model.data.exports.checks import examine, examine_items
 from model.data.exports.mapping import TableMapping
+from model.data.formats.delimited_text import DelimitedText, delimited_text
 from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_items
 
