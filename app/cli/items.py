@@ -34,11 +34,11 @@ def import_items(
         typer.Option(help="File with a key of the scope catalogue:write, if the service has keys.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Import items from a table (.tsv, .csv, .gz or .parquet) into a running service.
+    """Import items from a table (.tsv, .csv, .jsonl, .json, .gz or .parquet) into a running service.
 
     An empty cell or a missing column leaves the value unchanged. The import is safe to repeat.
 
-    The column vector contains lists of numbers (.parquet) or JSON arrays. All vectors have the same length.
+    The column vector contains lists of numbers (.parquet, .jsonl) or JSON arrays. All vectors have the same length.
 
     Every other column is a property. A key with the scope admin uses the property's declared type. Otherwise the type
     is the first that fits all cells: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.

@@ -154,7 +154,7 @@ def _read_interactions_table(directory: Path) -> Table:
 def _interactions_file(directory: Path) -> Path:
     path = find_table(directory, "interactions")
     if path is None:
-        raise DataError(f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet)")
+        raise DataError(f"data directory {str(directory)!r} has no interactions.tsv.gz (or .csv, .jsonl, .parquet)")
     is_linked = path.is_symlink() and path.resolve().suffix == path.suffix == ".parquet"
     return path.resolve() if is_linked else path  # so that errors name the shop's own file
 

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from model.config import ID_PATTERN, ID_RULE, NAME_PATTERN, NAME_RULE
 from model.data.formats.delimited_text import SAVE_OTHERWISE, are_compact_days, delimited_text
+from model.data.formats.json_records import JSON_SUFFIXES, is_json, json_records
 from model.data.interactions import DataError
 
-SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
-OTHER_SUFFIXES = (".xlsx", ".xls", ".ods", ".json", ".jsonl")
-VECTOR, CATEGORIES = "vector", "categories"  # the only columns that may have lists, of numbers and of texts
+SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet", *JSON_SUFFIXES)
+OTHER_SUFFIXES = (".xlsx", ".xls", ".ods")
+VECTOR, CATEGORIES = "vector", "categories"  # lists of numbers; lists of texts, which properties may have, too
 ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
 EXACT_BELOW = 2**53  # a float64 from here on may stand for several integers
@@ -37,8 +38,8 @@ class Table:
     """A table of text columns; row i is line i + 2 of a text file.
 
     first_row  the number of its first row, if it is a piece of a table, or if a line is before the header
-    left_out   other columns of a Parquet file that were wanted, but have neither numbers nor texts
-    dtypes     of its columns in a Parquet file
+    left_out   other columns that were wanted, but have neither numbers nor texts, in a Parquet file or JSON
+    dtypes     of its columns, in a Parquet file or JSON
     """
 
     path: Path
@@ -59,7 +60,7 @@ class Table:
     def place(self, row: int) -> str:
         """Return the position of a row in the file as text."""
         row += self.first_row
-        is_text = self.path.suffix != ".parquet" and not self.path.is_dir()
+        is_text = not (has_types(self.path) or self.path.is_dir())
         return f"line {row + 2}" if is_text else f"row {row + 1}"
 
     def require_ids(self, *columns: str) -> None:
@@ -148,12 +149,14 @@ def read_table(
 ) -> Table:
     """Read a table with these columns, and others if wanted, from a file of any supported format; raises DataError.
 
-    Lists in the column ``vector`` of a Parquet file become lists of floats. They are not among the others. Those in
-    ``categories`` become texts separated by ``|``.
+    In a Parquet file and in JSON, lists in the column ``vector`` become lists of floats. They are not among the others.
+    Lists of texts become texts separated by ``|``. The fields of a record become columns such as ``labels.brand``.
     """
     raw, first_row = uncompressed(path), 0
     if path.suffix == ".parquet":
-        frame = _parquet(path, raw)
+        frame = _without_records(path, _parquet(path, raw))
+    elif is_json(path):
+        frame = _without_records(path, json_records(path, raw).lazy())
     else:
         text = delimited_text(path, raw)
         frame, first_row = text.frame().lazy(), text.first_line - 1
@@ -165,7 +168,7 @@ def read_table(
     columns, left_out = [], []
     for column in _collected(path, frame.select(keep)):
         try:
-            columns.append(_as_text(path, column))
+            columns.append(_as_text(path, column, is_set=column.name in (CATEGORIES, *others)))
         except DataError:
             if column.name not in others:
                 raise
@@ -198,14 +201,14 @@ class TableInPieces:
         except OSError as exc:
             raise DataError(f"{path} cannot be read: {exc}") from exc
         except POLARS_ERRORS as exc:
-            raise _not_parquet(path, exc) from exc
+            raise _unreadable(path, exc) from exc
 
     def pieces(self, rows: int) -> Iterator[Table]:
         """Iterate over the rows in chunks, in order."""
         for begin in range(0, self.rows, rows):
             if self._whole is not None:
                 frame, first_row = self._whole.frame.slice(begin, rows), self._whole.first_row + begin
-                yield Table(self.path, frame, self.sha256, first_row)
+                yield Table(self.path, frame, self.sha256, first_row, dtypes=self._whole.dtypes)
                 continue
             yield Table(self.path, self._texts(begin, rows), self.sha256, begin, dtypes=self._dtypes)
 
@@ -214,8 +217,9 @@ class TableInPieces:
         return pl.DataFrame([_as_text(self.path, column) for column in frame])
 
 
-def _not_parquet(path: Path, exc: BaseException) -> DataError:
-    return DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}")
+def _unreadable(path: Path, exc: BaseException) -> DataError:
+    kind = "JSON" if is_json(path) else "a Parquet table"
+    return DataError(f"{path} is not {kind} of numbers and texts: {str(exc)[:200]}")
 
 
 def _parquet(path: Path, raw: bytes) -> pl.LazyFrame:
@@ -223,28 +227,40 @@ def _parquet(path: Path, raw: bytes) -> pl.LazyFrame:
         found = pl.scan_parquet(io.BytesIO(raw))
         found.collect_schema()
     except POLARS_ERRORS as exc:
-        raise _not_parquet(path, exc) from exc
+        raise _unreadable(path, exc) from exc
     return found
+
+
+def _without_records(path: Path, frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Return the columns; those of records become one for each field, named ``record.field``."""
+    try:
+        while records := [name for name, dtype in frame.collect_schema().items() if isinstance(dtype, pl.Struct)]:
+            frame = frame.unnest(records, separator=".")
+    except POLARS_ERRORS as exc:
+        raise _unreadable(path, exc) from exc
+    return frame
 
 
 def _collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
     try:
         return frame.collect()
     except (OSError, pl.exceptions.PolarsError) as exc:
-        raise _not_parquet(path, exc) from exc
+        raise _unreadable(path, exc) from exc
 
 
-def _as_text(path: Path, column: pl.Series) -> pl.Series:
-    """Return a column of a Parquet file as texts, times with a zone as those of RFC 3339, and vectors as lists.
+def _as_text(path: Path, column: pl.Series, *, is_set: bool = False) -> pl.Series:
+    """Return a column with a type as texts, times with a zone as those of RFC 3339, and vectors as lists.
 
     Floats that are integers become texts of integers, because pandas stores integers with empty cells as floats.
 
-    raises  DataError  when it has neither numbers nor texts, or a category has a ``|``
+    is_set  whether lists of texts are allowed, which become texts separated by ``|``
+
+    raises  DataError  when it has neither numbers nor texts, or a text of a list has a ``|``
     """
-    if column.name == CATEGORIES and column.dtype == pl.List(pl.String):
+    if is_set and column.dtype == pl.List(pl.String):
         if column.explode().str.contains("|", literal=True).any():
-            raise DataError(f"{path}: a category in column {column.name!r} has a |, which separates them; replace it")
-        return column.list.join("|")
+            raise DataError(f"{path}: a text in column {column.name!r} has a |, which separates them; replace it")
+        return column.list.join("|").str.replace(r"^([^|]+)$", "${1}|")  # so that one text is a set, too
     if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
         return column.dt.convert_time_zone("UTC").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
     try:
@@ -258,6 +274,11 @@ def _as_text(path: Path, column: pl.Series) -> pl.Series:
     except pl.exceptions.PolarsError as exc:
         reason = f"column {column.name!r} has neither numbers nor texts, but {column.dtype}"
         raise DataError(f"{path}: {reason}; convert it, or leave it out") from exc
+
+
+def has_types(path: Path) -> bool:
+    """Return whether the columns of a table have types, as those of a Parquet file and of JSON."""
+    return path.suffix == ".parquet" or is_json(path)
 
 
 def uncompressed(path: Path) -> bytes:

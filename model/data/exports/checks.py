@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -25,6 +25,7 @@ from model.data.exports.values import find_returns, negative_numbers, read_prope
 from model.data.interactions import DataError, most_events
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import (
+    CATEGORIES,
     INEXACT_ID,
     INEXACT_ID_FIX,
     VECTOR,
@@ -78,7 +79,7 @@ def _require_no_items(mapping: TableMapping, events: Examination) -> None:
         if ours not in OF_EVENTS_ALONE | {ITEM_ID} and own.casefold() not in in_any_case:
             raise DataError(
                 f"--columns names {own!r} as {ours}, which a table of items has, and there is none; pass the directory "
-                "that has items.csv (or .tsv, .parquet) beside interactions.csv, or leave this column out of --columns"
+                "that has items.csv (or .jsonl, .parquet) beside interactions.csv, or leave this out of --columns"
             )
 
 
@@ -97,7 +98,7 @@ def _tables(directory: Path) -> dict[str, Path]:
     paths = {stem: path for stem, path in found.items() if path is not None}
     if "interactions" not in paths:
         raise DataError(
-            f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet); name the table "
+            f"data directory {str(directory)!r} has no interactions.tsv.gz (or .csv, .jsonl, .parquet); name the table "
             "of events so, or give that file instead of the directory"
         )
     return paths
@@ -107,7 +108,7 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
     if _looks_like_items(found, mapping):
         found.note(
             "this looks like a table of items: it has no users, and each item once",
-            "name it items.csv (or .tsv, .parquet), and pass the directory that also has the events, as "
+            "name it items.csv (or .jsonl, .parquet), and pass the directory that also has the events, as "
             f"interactions.csv: 'lisarec check {found.path.parent}'; a running service takes it by "
             f"'lisarec items import {found.path}'. If these are events, map their columns: "
             + _suggested_columns(REQUIRED, found.frame),
@@ -199,7 +200,7 @@ def _rename(
     """Rename the columns, and find missing ones."""
     header = found.frame.columns
     own_names = mapping.own_names(header)
-    for name in found.left_out:
+    for name in (*found.left_out, *_lists(found, own_names, (*required, *optional))):
         is_wanted = mapping.columns.get(name, name) in (*required, *optional)
         fix = "convert it, or leave it out" if is_wanted else ""
         found.note(f"column {name!r} has neither numbers nor texts, and is not read", fix, stops=is_wanted)
@@ -214,6 +215,12 @@ def _rename(
         cells = [cell.str.strip_chars() for cell in cells]
     found.frame = found.frame.select(cells)
     found.dtypes = {name: found.dtypes[own_names[name]] for name in wanted if own_names[name] in found.dtypes}
+
+
+def _lists(found: Examination, own_names: Mapping[str, str], wanted: Container[str]) -> list[str]:
+    """Return the table's own names of columns that have lists, where they may not."""
+    of_one_value = [own for ours, own in own_names.items() if ours in wanted and ours not in (CATEGORIES, VECTOR)]
+    return [own for own in of_one_value if isinstance(found.dtypes.get(own), pl.List)]
 
 
 def _find_missing_columns(found: Examination, missing: Sequence[str]) -> None:

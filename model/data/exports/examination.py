@@ -12,7 +12,7 @@ import polars as pl
 
 from model.data.formats.delimited_text import SAVE_OTHERWISE, WINDOWS_1252, DelimitedText, delimited_text
 from model.data.interactions import DataError
-from model.data.table import VECTOR, Table, read_table, uncompressed
+from model.data.table import VECTOR, Table, has_types, read_table, uncompressed
 
 EXAMPLES = 3  # of each finding
 SHOWN_CHARS = 80  # of a cell
@@ -46,8 +46,8 @@ class Examination:
     """A table, and the findings about it.
 
     frame     its columns as texts
-    dtypes    of its columns in a Parquet file
-    left_out  columns of a Parquet file that have neither numbers nor texts
+    dtypes    of its columns, in a Parquet file or JSON
+    left_out  columns that have neither numbers nor texts, in a Parquet file or JSON
     bad       whether each row is unreadable
     findings  in the order in which they were found
     remedy    what to do about unreadable lines
@@ -134,7 +134,7 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
     """Read all columns of a table as texts, even if lines are broken; raises DataError when that is not possible."""
     if not path.is_file():
         raise DataError(f"{str(path)!r} is not a file")
-    if path.suffix == ".parquet":
+    if has_types(path):
         table = read_table(path, (), (VECTOR,), has_others=True)
         return Examination(_with_vectors_as_texts(table), skips_bad_lines=skips_bad_lines)
     text = delimited_text(path, uncompressed(path))

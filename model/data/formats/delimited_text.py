@@ -139,7 +139,7 @@ def delimited_text(path: Path, raw: bytes) -> DelimitedText:
     elif ".csv" in path.name and not raw.isascii() and not _is_utf8(raw) and _is_mostly_broken(raw):
         raw, encoding = _from_windows_1252(path, raw), WINDOWS_1252
     if JSON.match(raw):
-        raise DataError(f"{path} is JSON; {SAVE_OTHERWISE}")
+        raise DataError(f"{path} is JSON; name it .json or .jsonl")
     if named := SEPARATOR_LINE.match(raw):
         return DelimitedText(path, raw[named.end() :], named[1].decode(), encoding, first_line=2)
     return DelimitedText(path, raw, _separator_of(path, raw), encoding)

@@ -17,7 +17,7 @@ from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_item_table, read_items
 
 LARGE_DATA = Path(__file__).parents[3] / "docs" / "how-to" / "models" / "train-on-large-data.md"
-ODD = {"lists": [["x"]], "bytes": [b"\xff"]}
+ODD = {"lists": [[3]], "bytes": [b"\xff"]}
 NEITHER = "has neither numbers nor texts"
 
 
@@ -65,7 +65,7 @@ def test_categories_may_be_lists_of_texts(tmp_path: Path) -> None:
     assert [*read_items(tmp_path).categories.values()] == [("Tea", "Green tea"), (), (), ("Tea",)]
     assert examine_items(table, TableMapping()).findings == []
     pl.DataFrame({"item_id": ["a"], "categories": [["Tea|Coffee"]]}).write_parquet(table)
-    with pytest.raises(DataError, match=r"items\.parquet: a category in column 'categories' has a |"):
+    with pytest.raises(DataError, match=r"items\.parquet: a text in column 'categories' has a |"):
         read_items(tmp_path)
 
 

@@ -182,8 +182,8 @@ def test_errors_count_a_line_that_names_the_separator(tmp_path: Path) -> None:
     [
         (b"PK\x03\x04" + b"\0" * 30, "is a spreadsheet; save it as CSV (UTF-8) or Parquet"),
         (b"\xd0\xcf\x11\xe0" + b"\0" * 30, "is a spreadsheet; save it"),
-        (b'{"item_id": "a"}\n', "is JSON; save it as CSV (UTF-8) or Parquet"),
-        (b'\xef\xbb\xbf[\n {"item_id": "a"}]', "is JSON; save it"),
+        (b'{"item_id": "a"}\n', "is JSON; name it .json or .jsonl"),
+        (b'\xef\xbb\xbf[\n {"item_id": "a"}]', "is JSON; name it"),
     ],
 )
 def test_what_is_no_table_is_refused_with_what_to_save(tmp_path: Path, content: bytes, says: str) -> None:
