@@ -24,6 +24,7 @@ OTHER_SUFFIXES = (".xlsx", ".xls", ".ods")
 VECTOR, CATEGORIES = "vector", "categories"  # lists of numbers; lists of texts, which properties may have, too
 ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
+RFC_3339 = "%Y-%m-%dT%H:%M:%S%.6fZ"
 EXACT_BELOW = 2**53  # a float64 from here on may stand for several integers
 POLARS_ERRORS = (
     pl.exceptions.PolarsError,
@@ -87,7 +88,7 @@ class Table:
         return numbers.fill_null(np.nan).to_numpy().astype(np.float64)
 
     def timestamps_us(self) -> NDArray[np.int64]:
-        """Parse the timestamps, Unix seconds or RFC 3339 times, as microseconds; raises DataError."""
+        """Parse the timestamps, Unix or RFC 3339 times, as microseconds; raises DataError."""
         if self.dtypes.get("timestamp") == pl.Float32:
             raise DataError(f"{self.path}: timestamp is {INEXACT_TIMES}; {INEXACT_TIMES_FIX}")
         cells = self.frame["timestamp"].str.strip_chars()
@@ -99,17 +100,37 @@ class Table:
             texts = cells.filter(times.is_null())
             parsed = texts.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
             times = times.scatter(times.is_null().arg_true(), parsed.dt.timestamp("us"))
-        self.refuse(times.is_null(), "timestamp {!r} is neither Unix seconds nor an RFC 3339 time", "timestamp")
+        self.refuse(times.is_null(), "timestamp {!r} is neither a Unix time nor an RFC 3339 time", "timestamp")
         far = times.abs() > LAST_SECOND * 1_000_000
-        self.refuse(far, "timestamp {!r} is after the year 9999; the unit is seconds", "timestamp")
+        self.refuse(far, "timestamp {!r} is after the year 9999", "timestamp")
         return times.to_numpy().astype(np.int64)
 
 
 def unix_times(cells: pl.Series) -> pl.Series:
-    """Return Unix seconds as microseconds, null for cells that are no finite numbers. What is too far stays too far."""
-    seconds = cells.cast(pl.Float64, strict=False)
-    seconds = seconds.set(~seconds.is_finite(), None).clip(-2 * LAST_SECOND, 2 * LAST_SECOND)  # 64 bits have room
-    return (seconds * 1e6).round().cast(pl.Int64)
+    """Return Unix times as microseconds, null for cells that are no finite numbers. What is too far stays too far.
+
+    A number is in seconds. One that would be after the year 9999 is in the first of milliseconds, microseconds and
+    nanoseconds in which it is not.
+    """
+    number, size = pl.col("number"), pl.col("number").abs()
+    us = (
+        pl.when(size <= LAST_SECOND)
+        .then(number * 1e6)
+        .when(size <= LAST_SECOND * 1e3)
+        .then(number * 1e3)
+        .when(size <= LAST_SECOND * 1e6)
+        .then(number)
+        .otherwise(number / 1e3)
+    )
+    numbers = cells.cast(pl.Float64, strict=False)
+    frame = pl.DataFrame({"number": numbers.set(~numbers.is_finite(), None)})
+    furthest = 2e6 * LAST_SECOND  # 64 bits have room
+    return frame.select(us=us.clip(-furthest, furthest).round().cast(pl.Int64))["us"]
+
+
+def rfc_3339(us: pl.Series) -> pl.Series:
+    """Return microseconds since the epoch as times of RFC 3339."""
+    return us.cast(pl.Datetime("us", "UTC")).dt.strftime(RFC_3339)
 
 
 def pattern_of(column: str) -> tuple[str, str]:
@@ -262,7 +283,7 @@ def _as_text(path: Path, column: pl.Series, *, is_set: bool = False) -> pl.Serie
             raise DataError(f"{path}: a text in column {column.name!r} has a |, which separates them; replace it")
         return column.list.join("|").str.replace(r"^([^|]+)$", "${1}|")  # so that one text is a set, too
     if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
-        return column.dt.convert_time_zone("UTC").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+        return column.dt.convert_time_zone("UTC").dt.strftime(RFC_3339)
     try:
         is_vectors = column.name == VECTOR and column.dtype.is_nested()
         texts = column.cast(pl.List(pl.Float64) if is_vectors else pl.String)

@@ -17,7 +17,7 @@ from model.data.exports.cells import (
 )
 from model.data.exports.examination import Examination
 from model.data.exports.mapping import TableMapping
-from model.data.table import INEXACT_TIMES, INEXACT_TIMES_FIX, LAST_SECOND
+from model.data.table import INEXACT_TIMES, INEXACT_TIMES_FIX, LAST_SECOND, rfc_3339
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
 FIRST_USUAL_US = 631_152_000 * 1_000_000  # 1990; other units, such as days of a spreadsheet, come before it
@@ -53,8 +53,7 @@ def read_times(found: Examination, mapping: TableMapping) -> None:
     found.find(
         is_far,
         "timestamp is after the year 9999",
-        "the unit is seconds: divide milliseconds by 1,000, and microseconds by 1,000,000; "
-        "write days with times as 2025-12-24 18:30",
+        f"use Unix times, or times such as 2025-12-24 18:30; {found.remedy}",
         column="timestamp",
     )
     found.find(
@@ -196,5 +195,4 @@ def _read_property_times(found: Examination, column: str, known: pl.Series, mapp
             times.by_no_clock, f"{column} has {lacks}, so it becomes a text", ZONE_FIX, column=column, stops=False
         )
     elif mapping.timezone is not None and known.any() and not (known & times.us.is_null()).any():
-        moments = times.us.cast(pl.Datetime("us", "UTC")).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
-        found.set_column(column, moments)
+        found.set_column(column, rfc_3339(times.us))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from model.data.exports.cells import DecimalSign, amounts_in, looks_like_amounts, looks_like_days, times_in
 from model.data.exports.checks import examine
 from model.data.exports.mapping import TableMapping
+from model.data.table import LAST_SECOND, unix_times
 
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S")
@@ -174,11 +175,22 @@ def test_codes_and_texts_are_no_amounts(cells: list[str | None], decimal: Decima
     assert looks_like_amounts(pl.Series(cells, dtype=pl.String), decimal) == expected
 
 
-def test_milliseconds_and_microseconds_are_told_from_texts(tmp_path: Path) -> None:
+def test_times_that_are_too_far_are_told_from_texts(tmp_path: Path) -> None:
     table = tmp_path / "interactions.csv"
-    table.write_text("user_id,item_id,timestamp\nu,i,1700000000000000\nu,i,-1700000000000\nu,i,soon\n")
+    table.write_text("user_id,item_id,timestamp\nu,i,1700000000000000\nu,i,3e20\nu,i,-3e20\nu,i,soon\n")
     found = examine(table, TableMapping()).popitem()[1].findings
     assert [(finding.problem, finding.count) for finding in found if finding.count] == [
         ("timestamp is not a valid time", 1),
         ("timestamp is after the year 9999", 2),
     ]
+
+
+@given(
+    st.one_of(st.integers(-(10**11), -(10**9)), st.integers(10**9, LAST_SECOND)), st.sampled_from([1_000, 10**6, 10**9])
+)
+def test_a_time_is_the_same_in_seconds_and_smaller_units(second: int, parts: int) -> None:
+    """From 2001 on and before 1938, up to the precision of a float64: numbers between are seconds in every unit."""
+    cells = pl.Series([str(second), str(second * parts)])
+    seconds, smaller = unix_times(cells).to_list()
+    assert seconds == second * 10**6
+    assert smaller == pytest.approx(seconds, abs=1 + abs(seconds) * 2**-52)
