@@ -16,10 +16,11 @@ from app.jobs.replay import RETRY_FOR_S, TIMEOUT_S, Retries, require_http_url
 from app.schemas.properties import NAME_RULE, is_property_name, similar_property_name
 from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts
 from model.data.exports.mapping import TableMapping
+from model.data.exports.values import FIRST_USUAL_US
 from model.data.interactions import DataError
 from model.data.item_vectors import vectors_in
 from model.data.readers import YES_OR_NO, categories_in, read_item_table
-from model.data.table import VECTOR, Table
+from model.data.table import VECTOR, Table, rfc_3339, unix_times
 from storage.records import ITEM_TIMES, PropertyType
 
 BATCH = 500  # a request may have 1,000
@@ -131,6 +132,10 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
     if type_ == "boolean":
         bad = ~cells.fill_null("").str.to_lowercase().is_in([*YES_OR_NO, ""])
         table.refuse(bad, f"{name} is a boolean, but {{!r}} is neither yes nor no; write true or false", name)
+    if type_ == "time":
+        moments = unix_times(cells)
+        is_usual = (moments >= FIRST_USUAL_US).fill_null(False)  # unlike the year 2026 and the day 20261224
+        cells = rfc_3339(moments).zip_with(is_usual, cells)
     numbers = table.numbers(name).tolist() if type_ == "number" else None
     for place, (item, cell) in enumerate(zip(items, cells.to_list(), strict=True)):
         if cell:

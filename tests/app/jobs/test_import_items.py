@@ -92,6 +92,23 @@ def test_declared_types_go_before_what_cells_look_like(client: Client, url: str,
     assert held_types(url) == types | {"made": "time", "tags": "set"}
 
 
+def test_times_may_be_unix_times(client: Client, url: str, tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text(
+        "item_id,published_at,available_until,made\n"
+        "tea,1735689600,2026-12-24T12:00:00Z,1735689600500\ncup,1735689600.25,,\n"
+    )
+    (tmp_path / "items.jsonl").write_text(
+        '{"sku": "pot", "published_at": 1735689600000000}\n{"sku": "jar", "published_at": 1735689600.0}\n'
+    )
+    client.request("PUT", "/v1/admin/properties", json={"items": {"made": "time"}})
+    assert imported(tmp_path / "items.csv", url) == 0
+    assert imported(tmp_path / "items.jsonl", url, "--columns", "sku=item_id") == 0
+    found = {id_: client.get(f"/v1/items/{id_}").json() for id_ in ("tea", "cup", "pot", "jar")}
+    published = {id_: datetime.fromisoformat(item["published_at"]).timestamp() for id_, item in found.items()}
+    assert published == {"tea": 1735689600, "cup": 1735689600.25, "pot": 1735689600, "jar": 1735689600}
+    assert datetime.fromisoformat(found["tea"]["properties"]["made"]).timestamp() == 1735689600.5
+
+
 def test_parquet_has_the_same_types(client: Client, url: str, tmp_path: Path) -> None:
     made = [datetime(2026, 5, 1, 8, 0, 0, 5, UTC), None]
     columns = {"item_id": ["tea", "cup"], "price": [4.5, None], "organic": [None, False], "made": made, "stock": [3, 4]}
