@@ -38,6 +38,8 @@ MIDNIGHT = r"[ T]00:00(:00(\.0+)?)?$"  # after a day that another column gives t
 MAX_LOST_OF_ITEMS = 0.5
 MIN_DISTINCT_OF_ITEMS = 0.9  # ids of a table of items; those of events repeat
 EVENT_COLUMNS = (*REQUIRED, *OPTIONAL)
+UNAVAILABLE = "unavailable"
+AVAILABILITY = ("available", UNAVAILABLE)
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
 INTEGER, INTEGER_AS_FLOAT, ROUNDED_INTEGER = r"^-?\d+$", r"^-?\d+[.,]0$", r"^-?\d+([.,]\d+)?[eE]\+\d+$"
 
@@ -158,16 +160,7 @@ def _examine_items(found: Examination, mapping: TableMapping) -> None:
         ids = found.frame["item_id"]
         again = ids.is_duplicated() & ~ids.is_first_distinct()
         found.find(again, "the item appears twice; the first line counts", found.remedy, column="item_id")
-    if "available" in found.frame.columns:
-        cells = found.frame["available"].fill_null("").str.to_lowercase()
-        is_odd = ~cells.is_in([*YES_OR_NO, ""])
-        found.find(
-            is_odd & cells.str.contains(r"^\d+$"),
-            "available is a count, not yes or no",
-            "map the column to another name, such as stock, and filter by item.stock > 0.0",
-            column="available",
-        )
-        found.find(is_odd, "available is neither yes nor no; write true or false", found.remedy, column="available")
+    _read_availability(found, mapping)
     if "categories" in found.frame.columns:
         cells = found.frame["categories"].fill_null("")
         found.find(
@@ -182,6 +175,38 @@ def _examine_items(found: Examination, mapping: TableMapping) -> None:
             read_property(found, column, mapping)
     if not found.stops:
         _find_loss(found)
+
+
+def _read_availability(found: Examination, mapping: TableMapping) -> None:
+    """Make the opposite of a column that is mapped to ``unavailable`` the availability, and find cells that are none.
+
+    Find items that are not available, too, if most are, and another column than ``available`` says so.
+    """
+    own = next((own for own, ours in mapping.columns.items() if ours in AVAILABILITY), "available")
+    is_opposite = mapping.columns.get(own) == UNAVAILABLE and UNAVAILABLE in found.frame.columns
+    if is_opposite and "available" in found.frame.columns:
+        found.note("columns are both available and unavailable", "map one of them", stops=True)
+    if is_opposite:
+        opposite = {word: str(not is_yes).lower() for word, is_yes in YES_OR_NO.items()}
+        cells = found.frame[UNAVAILABLE]
+        found.set_column("available", cells.str.to_lowercase().replace_strict(opposite, default=cells))
+        found.frame = found.frame.drop(UNAVAILABLE)
+    if "available" not in found.frame.columns:
+        return
+    cells = found.frame["available"].fill_null("").str.to_lowercase()
+    is_odd = ~cells.is_in([*YES_OR_NO, ""])
+    found.find(
+        is_odd & cells.str.contains(r"^\d+$"),
+        "available is a count, not yes or no",
+        "map the column to another name, such as stock, and filter by item.stock > 0.0",
+        column="available",
+    )
+    found.find(is_odd, "available is neither yes nor no; write true or false", found.remedy, column="available")
+    is_off = cells.is_in([word for word, is_yes in YES_OR_NO.items() if not is_yes])
+    if own != "available" and 2 * is_off.sum() > len(is_off):
+        other = "available" if is_opposite else UNAVAILABLE
+        fix = f"if {own!r} says the opposite, map it: {columns_option({**mapping.columns, own: other}.items())}"
+        found.find(is_off, "the item is not available, as are most", fix, stops=False, assumes=True)
 
 
 def _find_loss(found: Examination) -> None:

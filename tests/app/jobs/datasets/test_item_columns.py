@@ -1,4 +1,4 @@
-"""Tables of a shop that name the item differently, as `orders.product_id` and `products.id` do."""
+"""Tables of a shop that name the item, or what is not available, in another way, such as `orders.product_id`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from app.cli.main import main
 from app.jobs.datasets.mapped_copy import data_directory, table_of_items
+from app.jobs.import_items import read
 from model.data.exports.mapping import TableMapping, parse_columns
 from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_items
@@ -66,3 +67,22 @@ def test_categories_that_other_signs_separate_are_noted(tmp_path: Path, capsys: 
     assert note.strip().startswith("note: 3 lines: ")
     assert "4: 'Home > Tea'" in note
     assert "write Home|Tea" in note
+
+
+def test_a_column_may_say_which_items_are_not_available(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("sku,hidden\na,true\nb,No\nc,\nd,false\n")
+    hidden, shown = ({"sku": "item_id", "hidden": name} for name in ("unavailable", "available"))
+    table, remarks = table_of_items(tmp_path / "items.csv", TableMapping(hidden), tmp_path / "cache")
+    assert [item.get("available") for item in read(table, {})] == [False, True, None, True]
+    assert not remarks
+    (tmp_path / "items.csv").write_text("sku,hidden\na,true\nb,No\nc,no\n")
+    table, (remark,) = table_of_items(tmp_path / "items.csv", TableMapping(shown), tmp_path / "cache")
+    assert [item["available"] for item in read(table, {})] == [True, False, False]
+    assert "2 lines: the item is not available, as are most (line 3; line 4) -> if 'hidden' says the opposite" in remark
+    assert "map it: --columns 'sku=item_id,hidden=unavailable'" in remark
+    (tmp_path / "items.csv").write_text("sku,hidden,available\na,true,true\nb,perhaps,no\n")
+    with pytest.raises(DataError, match="columns are both available and unavailable -> map one of them"):
+        table_of_items(tmp_path / "items.csv", TableMapping(hidden), tmp_path / "cache")
+    (tmp_path / "items.csv").write_text("sku,hidden\na,true\nb,perhaps\n")
+    with pytest.raises(DataError, match=r"neither yes nor no.*line 3: 'perhaps'"):
+        table_of_items(tmp_path / "items.csv", TableMapping(hidden), tmp_path / "cache")
