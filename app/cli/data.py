@@ -59,7 +59,7 @@ def check(
     """
     from app.jobs.datasets.mapped_copy import blocking, in_words, warnings
     from model.data.exports.checks import examine
-    from model.data.exports.event_types import weights_of_unknown_types
+    from model.data.exports.event_types import translations_and_weights, types_option
     from model.data.interactions import weight_options
 
     mapping = options.mapping()
@@ -78,8 +78,9 @@ def check(
         raise typer.Exit(1)
     for line in warnings(tables.values()):
         say(line)
-    weights = weight_options(weights_of_unknown_types(tables["interactions"]))
-    arguments = f"--data {quote(str(data))}{options.arguments()} {weights}".rstrip()
+    types, weights = translations_and_weights(tables["interactions"])
+    of_types = " ".join((*([types_option(types)] if types else ()), weight_options(weights)))
+    arguments = f"--data {quote(str(data))}{options.arguments()} {of_types}".rstrip()
     say(f"these tables are ready for training. Next: 'lisarec train {arguments} --out models/shop'")
 
 

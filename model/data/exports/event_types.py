@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from shlex import quote
 
 import polars as pl
 
 from model.config import EVENT_WEIGHTS, NAME_PATTERN, NAME_RULE
 from model.data.exports.examination import Examination
-from model.data.exports.mapping import EVERY_OTHER, TableMapping, similar_columns
+from model.data.exports.mapping import EVERY_OTHER, TableMapping, similar_columns, similar_types
 from model.data.interactions import MAX_NAMED_TYPES, weight_options
 
 
@@ -35,34 +36,45 @@ def read_types(found: Examination, mapping: TableMapping) -> None:
 
 def find_unknown_types(found: Examination) -> None:
     """Find the types that need a weight for training."""
-    weights = weights_of_unknown_types(found)
-    if not weights:
+    similar, weights = translations_and_weights(found)
+    if not (similar or weights):
         return
     counted = [name for name, weight in weights.items() if weight]
+    named = weight_options(dict(list(weights.items())[:MAX_NAMED_TYPES]))
     fix = "pass their weights"
-    if counted:
-        fix = f"translate what is one of these, such as --types '{counted[0]}=purchase', and pass weights of the others"
-    named = dict(list(weights.items())[:MAX_NAMED_TYPES])
+    if similar:
+        fix = f"translate them: {types_option(similar)}"
+    elif counted:
+        fix = f"translate what is one of these, such as --types '{counted[0]}=purchase'"
+    if similar or counted:
+        fix += ", and pass weights of the others" if weights else ""
     found.find(
         ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
         f"type is none of {', '.join(EVENT_WEIGHTS)}",
-        f"{fix} for training, 0 to ignore a type: {weight_options(named)}",
+        f"{fix} for training, 0 to ignore a type: {named}" if weights else fix,
         column="type",
         stops=False,
     )
 
 
-def weights_of_unknown_types(found: Examination) -> dict[str, int]:
-    """Return a weight for each type of readable lines that needs one for training, the most frequent first.
+def translations_and_weights(found: Examination) -> tuple[dict[str, str], dict[str, int]]:
+    """Return our types for those of readable lines that are similar, and weights of others that need one for training.
 
-    It is 0 for a type whose values are all negative, as those of returns are, and 1 for others.
+    The most frequent types come first. A weight is 0 for a type whose values are all negative, as those of returns are,
+    and 1 for others.
     """
     if "type" not in found.frame.columns:
-        return {}
+        return {}, {}
     types = found.good["type"]
     names: list[str] = types.filter(~types.is_in([*EVENT_WEIGHTS])).value_counts(sort=True)["type"].to_list()
     returns = _types_of_returns(found)
-    return {name: 0 if name in returns else 1 for name in names}
+    similar = similar_types(name for name in names if name not in returns)
+    return similar, {name: 0 if name in returns else 1 for name in names if name not in similar}
+
+
+def types_option(types: Mapping[str, str]) -> str:
+    """Return the option that translates types."""
+    return f"--types {quote(','.join(f'{own}={ours}' for own, ours in types.items()))}"
 
 
 def _types_of_returns(found: Examination) -> set[str]:

@@ -15,14 +15,25 @@ from model.data.interactions import DataError
 
 SYNONYMS: Mapping[str, str] = {
     "user_id": "user customer customerid customernumber customerno client clientid visitor visitorid account accountid "
-    "member memberid shopper userid email customeremail kunde kundeid kundennr kundennummer",
+    "member memberid shopper userid userpseudoid email customeremail kunde kundeid kundennr kundennummer",
     "item_id": "item product productid productcode article articleid articlenumber sku stockcode itemid asin variant "
     "lineitemsku variantsku artikel artikelid artikelnr artikelnummer artnr itemno itemnumber produkt produktid",
-    "type": "event eventtype action activity vorgang typ aktion ereignis",
-    "timestamp": "time date datetime when createdat created eventtime invoicedate orderdate orderedat purchasedate ts "
+    "type": "event eventtype eventname interactiontype feedbacktype action activity vorgang typ aktion ereignis",
+    "timestamp": "time date datetime when createdat created eventtime eventtimestamp invoicedate orderdate orderedat "
+    "purchasedate ts "
     "datum zeit zeitpunkt bestelldatum zeitstempel",
 }
 """Other names of the columns, without spaces and signs."""
+TYPE_SYNONYMS: Mapping[str, str] = {
+    "view": "views viewed viewitem itemview itemviewed viewproduct productview productviewed pageview detailview "
+    "detailviews read seen ansicht",
+    "click": "clicks clicked klick",
+    "cart": "addtocart addedtocart cartaddition cartadditions addtobasket basket warenkorb",
+    "purchase": "purchases purchased buy bought order orders ordered transaction transactions kauf bestellung",
+    "like": "likes liked favorite favourite bookmark bookmarks star starred wishlist addtowishlist merkzettel",
+    "dislike": "dislikes disliked",
+}
+"""Other names of the types of events, in the same form."""
 JOIN = "+"  # of the column of days and that of their times, which make the timestamp
 EVERY_OTHER = "*"  # type of event, and lines without one
 ITEM_ID = "item_id"
@@ -159,11 +170,23 @@ def _sums(own: str) -> Iterator[tuple[str, str]]:
 
 
 def similar_columns(wanted: Iterable[str], header: Iterable[str]) -> dict[str, str]:
-    """Return the table's own names of columns, by ours, where the header has a similar one."""
-    own_by_plain = {re.sub(r"[\W_]", "", own.casefold()): own for own in header}
-    like = {ours: (ours.replace("_", ""), *SYNONYMS.get(ours, "").split()) for ours in wanted}
+    """Return the table's own names of columns, by ours, where the header, or a field of a record, has a similar one."""
+    own_names = list(header)
+    own_by_plain = {_plain(own.rpartition(".")[2]): own for own in own_names} | {_plain(own): own for own in own_names}
+    like = {ours: (_plain(ours), *SYNONYMS.get(ours, "").split()) for ours in wanted}
     known = {ours: [own_by_plain[plain] for plain in names if plain in own_by_plain] for ours, names in like.items()}
     return {ours: own[0] for ours, own in known.items() if own}
+
+
+def similar_types(own_types: Iterable[str]) -> dict[str, str]:
+    """Return our types of events by the table's own, where one is similar."""
+    ours_by_plain = {plain: ours for ours, others in TYPE_SYNONYMS.items() for plain in (ours, *others.split())}
+    return {own: ours_by_plain[_plain(own)] for own in own_types if _plain(own) in ours_by_plain}
+
+
+def _plain(name: str) -> str:
+    """Return a name without spaces, signs and capitals."""
+    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def columns_option(columns: Iterable[tuple[str, str]]) -> str:

@@ -62,7 +62,7 @@ def test_the_check_names_what_to_translate_and_what_no_line_has(
 ) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(HEADER + "u,i,1,Kauf\nu,j,2,Kauf\n")
-    assert "such as --types 'Kauf=purchase'" in checked(capsys, table)[1]
+    assert "translate them: --types Kauf=purchase\n" in checked(capsys, table)[1]
     code, said = checked(capsys, table, "--types", "Kauf=purchase,Retoure=return")
     assert (code, "no line has the type 'Retoure'" in said) == (0, True)
     assert "--types Kauf=purchase,Retoure=return" in said.rpartition("Next: ")[2]
@@ -121,11 +121,30 @@ def test_a_type_whose_values_are_all_negative_is_not_trained_on(
     table.write_text(f"{HEADER.strip().replace(',', ';')};value\nu;i;1;Kauf;5,00\nu;i;2;Storno;-1\n{returns}")
     code, said = checked(capsys, table, "--decimal", ",")
     assert code == 0
-    assert "such as --types 'Kauf=purchase', and pass weights of the others" in said
+    assert "translate them: --types Kauf=purchase, and pass weights of the others" in said
     options = said.rpartition("Next: ")[2]
-    assert all(f"--event-weight {option} " in options for option in ("Retoure=0", "Storno=0", "Kauf=1"))
+    assert "--types Kauf=purchase " in options
+    assert all(f"--event-weight {option} " in options for option in ("Retoure=0", "Storno=0"))
     said = checked(capsys, table, "--decimal", ",", "--types", "Kauf=purchase")[1]
     assert "-> pass their weights for training, 0 to ignore a type: --event-weight Retoure=0" in said
+
+
+@pytest.mark.parametrize(
+    ("own", "ours"),
+    [
+        (["View", "AddToCart", "Purchase", "Like", "Dislike"], ["view", "cart", "purchase", "like", "dislike"]),
+        (["view_item", "add_to_cart", "add_to_wishlist"], ["view", "cart", "like"]),
+        (["read", "buy", "star"], ["view", "purchase", "like"]),
+        (["detail-view", "CartAddition"], ["view", "cart"]),
+    ],
+)
+def test_the_next_command_translates_types_that_have_other_names(
+    own: list[str], ours: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(HEADER + "".join(f"u,i,{row},{one}\n" for row, one in enumerate([*own, "watch"])))
+    types = ",".join(f"{one}={other}" for one, other in zip(own, ours, strict=True))
+    assert f"--types {types} --event-weight watch=1 --out" in checked(capsys, table)[1].rpartition("Next: ")[2]
 
 
 def test_the_python_api_takes_the_same_types(tmp_path: Path) -> None:

@@ -24,6 +24,11 @@ SEPARATORS = "separate the columns with commas, semicolons, tabs or |"
             "the header has no user_id and no item_id and no timestamp",
             "map the columns: --columns 'Email=user_id,Lineitem sku=item_id,Created at=timestamp'",
         ),
+        (
+            "event_timestamp,event_name,user_pseudo_id,items.item_id\n",
+            "the header has no user_id and no item_id and no timestamp",
+            "--columns 'user_pseudo_id=user_id,items.item_id=item_id,event_timestamp=timestamp'",
+        ),
         ("Customer,Number,When\n", "the header has no user_id and no item_id and no timestamp", "map the columns"),
     ],
 )
