@@ -18,6 +18,7 @@ NegativesChoice = Literal["uniform", "popular"]
 
 # What an event adds to the histogram, by its type. One of weight 0 does not step; positive weights lie in the range.
 EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
+IMPRESSION = "impression"  # of items that were only shown: a type that never steps
 WEIGHT_RANGE = (1e-6, 1e6)
 # An id is a shop's own, of a user, item, event or order: any text without control characters and halves of surrogate
 # pairs. A name is of an event type, scenario, experiment or model. "." and ".." are neither.

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import polars as pl
 
+from model.config import IMPRESSION
 from model.data.interactions import DataError
 from model.data.table import Table
 
@@ -17,7 +18,6 @@ Found = TypeVar("Found")
 ARCHIVE_MANIFEST = "archive.json"  # see storage/archive/manifest.py
 ARCHIVE_ATTEMPTS = 5
 ARCHIVE_VERSION = 4
-IMPRESSION = "impression"  # items that were only shown
 ARCHIVE_COLUMNS = ("kind", "user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value", "order_id")
 ARCHIVE_COLUMNS_AS_TEXT = {
     "user_id": pl.col("user_id"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.config import IMPRESSION
 from model.data.arrays import IN_MEMORY, Arrays
 
 REPEAT_SHARE_OF_SHOPS = 0.05
@@ -85,9 +86,10 @@ class Interactions:
     def type_weights(self, event_weights: Mapping[str, float]) -> NDArray[np.float32]:
         """Return the weight of every type: (types,).
 
-        In a log, a type without a weight has weight 0, as in the service; elsewhere it raises DataError.
+        In a log, a type without a weight has weight 0, as in the service; elsewhere it raises DataError. The weight of
+        an impression is always 0.
         """
-        missing = sorted(set(self.type_names) - set(event_weights))
+        missing = sorted(set(self.type_names) - {*event_weights, IMPRESSION})
         if missing and not self.is_log:
             named, known = ", ".join(map(repr, missing[:MAX_NAMED_TYPES])), ", ".join(sorted(event_weights))
             options = weight_options(dict.fromkeys(missing[:MAX_NAMED_TYPES], 1))
@@ -95,7 +97,8 @@ class Interactions:
                 f"event types without a weight: {named}{_and_others(missing)}; pass {options}, or 0 to ignore a type. "
                 f"Known weights: {known}"
             )
-        return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)
+        weights = {**event_weights, IMPRESSION: 0.0}
+        return np.array([weights.get(name, 0.0) for name in self.type_names], np.float32)
 
     def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
         """Drop the events that do not change a state: those of weight 0. Warn of types without a weight.
@@ -105,7 +108,7 @@ class Interactions:
         steps = self.type_weights(event_weights) > 0
         counts = self.arrays.counted(self.type, len(self.type_names))
         named_counts = zip(self.type_names, counts.tolist(), strict=True)
-        if unknown := {name: count for name, count in named_counts if name not in event_weights}:
+        if unknown := {name: count for name, count in named_counts if name not in {*event_weights, IMPRESSION}}:
             named = ", ".join(f"{name} ({count})" for name, count in islice(unknown.items(), MAX_NAMED_TYPES))
             logger.warning(
                 "ignored %d events of types without a weight: %s%s; to train on a type, pass --event-weight TYPE=1",

@@ -8,7 +8,7 @@ from shlex import quote
 
 import polars as pl
 
-from model.config import EVENT_WEIGHTS, NAME_PATTERN, NAME_RULE
+from model.config import EVENT_WEIGHTS, IMPRESSION, NAME_PATTERN, NAME_RULE
 from model.data.exports.examination import Examination
 from model.data.exports.mapping import EVERY_OTHER, TableMapping, similar_columns, similar_types
 from model.data.interactions import MAX_NAMED_TYPES, weight_options
@@ -49,7 +49,7 @@ def find_unknown_types(found: Examination) -> None:
     if similar or counted:
         fix += ", and pass weights of the others" if weights else ""
     found.find(
-        ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
+        ~found.frame["type"].is_in([*EVENT_WEIGHTS, IMPRESSION]),
         f"type is none of {', '.join(EVENT_WEIGHTS)}",
         f"{fix} for training, 0 to ignore a type: {named}" if weights else fix,
         column="type",
@@ -66,7 +66,9 @@ def translations_and_weights(found: Examination) -> tuple[dict[str, str], dict[s
     if "type" not in found.frame.columns:
         return {}, {}
     types = found.good["type"]
-    names: list[str] = types.filter(~types.is_in([*EVENT_WEIGHTS])).value_counts(sort=True)["type"].to_list()
+    names: list[str] = (
+        types.filter(~types.is_in([*EVENT_WEIGHTS, IMPRESSION])).value_counts(sort=True)["type"].to_list()
+    )
     returns = _types_of_returns(found)
     similar = similar_types(name for name in names if name not in returns)
     return similar, {name: 0 if name in returns else 1 for name in names if name not in similar}

@@ -32,6 +32,7 @@ TYPE_SYNONYMS: Mapping[str, str] = {
     "purchase": "purchases purchased buy bought order orders ordered transaction transactions kauf bestellung",
     "like": "likes liked favorite favourite bookmark bookmarks star starred wishlist addtowishlist merkzettel",
     "dislike": "dislikes disliked",
+    "impression": "impressions viewitemlist",
 }
 """Other names of the types of events, in the same form."""
 JOIN = "+"  # of the column of days and that of their times, which make the timestamp

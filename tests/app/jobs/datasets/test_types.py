@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from app.jobs.datasets.mapped_copy import data_directory, table_of_items
 from lisarec.tables import directory_of
+from model.config import EVENT_WEIGHTS
 from model.data.exports.mapping import TableMapping, parse_types
 from model.data.interactions import DataError
+from model.data.readers import read_interactions
 from tests.app.support import run_command
 
 OWN = ["Kauf", "Ansicht", "Merk=Zettel", "view", ""]
@@ -133,7 +135,7 @@ def test_a_type_whose_values_are_all_negative_is_not_trained_on(
     ("own", "ours"),
     [
         (["View", "AddToCart", "Purchase", "Like", "Dislike"], ["view", "cart", "purchase", "like", "dislike"]),
-        (["view_item", "add_to_cart", "add_to_wishlist"], ["view", "cart", "like"]),
+        (["view_item", "add_to_cart", "add_to_wishlist", "view_item_list"], ["view", "cart", "like", "impression"]),
         (["read", "buy", "star"], ["view", "purchase", "like"]),
         (["detail-view", "CartAddition"], ["view", "cart"]),
     ],
@@ -145,6 +147,18 @@ def test_the_next_command_translates_types_that_have_other_names(
     table.write_text(HEADER + "".join(f"u,i,{row},{one}\n" for row, one in enumerate([*own, "watch"])))
     types = ",".join(f"{one}={other}" for one, other in zip(own, ours, strict=True))
     assert f"--types {types} --event-weight watch=1 --out" in checked(capsys, table)[1].rpartition("Next: ")[2]
+
+
+def test_impressions_need_no_weight_and_are_not_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(HEADER + "u,i,1,view\nu,j,2,impression\nu,k,3,view\n")
+    said = checked(capsys, table)[1]
+    assert "type is none of" not in said
+    assert "--event-weight" not in said
+    found = read_interactions(tmp_path)
+    for weights in (EVENT_WEIGHTS, {**EVENT_WEIGHTS, "impression": 1.0}):
+        stepping = found.stepping(weights)
+        assert [stepping.item_ids[row] for row in stepping.item] == ["i", "k"]
 
 
 def test_the_python_api_takes_the_same_types(tmp_path: Path) -> None:
