@@ -1,4 +1,4 @@
-"""The scripts of docs/how-to/integrate, run as they stand against the real service; see also pages."""
+"""The scripts of docs/how-to/integrate and docs/how-to/switch.md, run against the real service; see also pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +21,7 @@ from tests.clients.conftest import HOW_TO, ROOT, Service
 from tests.waiting import PATIENCE_S
 
 NODE = compute_driver_executable()[0]  # the one that Playwright brings
+MOVE = (HOW_TO / "switch.md").read_text()
 FALLBACK = [{"item_id": "school-bag-red"}]
 
 
@@ -31,6 +35,13 @@ def run(service: Service, command: list[str], **more: str) -> str:
     )
     assert done.stderr in ("", "returning the fallback: TimeoutError\n")  # on a machine with much else to do
     return done.stdout
+
+
+def script_of_the_move(language: str) -> str:
+    """The first script in a language of the page on other recommenders."""
+    found = re.search(rf"^```{language}\n(.*?)^```$", MOVE, re.DOTALL | re.MULTILINE)
+    assert found
+    return found[1]
 
 
 def test_python(service: Service, integration_script: Callable[[str], str]) -> None:
@@ -113,3 +124,40 @@ def test_a_page_keeps_its_sealed_state_unless_that_cannot_be_opened(
     command = [NODE, "--input-type=module", "-e", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert json.loads(done.stdout) == [stored, posted], done.stderr
+
+
+def test_properties_of_users_are_sent(service: Service, tmp_path: Path) -> None:
+    labels: list[dict[str, Any] | None] = [{"gender": "m", "likes": ["tea"]}, None]
+    users = [{"UserId": f"switched-{row}", "Labels": one} for row, one in enumerate(labels)]
+    (tmp_path / "users.jsonl").write_text("".join(json.dumps(user) + "\n" for user in users))
+    sent = environment(service, PYTHONPATH=str(ROOT / "clients"))
+    script = [sys.executable, "-c", script_of_the_move("python")]
+    subprocess.run(script, cwd=tmp_path, env=sent, check=True, timeout=PATIENCE_S)
+    found = [service.ask("GET", f"/v1/users/switched-{row}/properties").json()["properties"] for row in range(2)]
+    assert found == [labels[0], {}]
+
+
+def test_the_newest_items_come_first(service: Service) -> None:
+    items = [item["item_id"] for item in service.ask("GET", "/v1/items", params={"limit": 3}).json()["items"]]
+    now = datetime.now(UTC)
+    for item_id, days in zip(items, (20, 1, 40), strict=True):
+        published_at = (now - timedelta(days=days)).isoformat()
+        service.ask("PUT", f"/v1/items/{item_id}", json={"published_at": published_at}).raise_for_status()
+    try:
+        code = script_of_the_move("sh")
+        script = ["bash", "-ec", code]
+        said = subprocess.run(script, env=environment(service), check=True, capture_output=True, timeout=PATIENCE_S)
+        found = json.loads(said.stdout[said.stdout.index(b'{"recommendation_id"') :])
+        assert [item["item_id"] for item in found["items"]] == [items[1], items[0]]
+    finally:
+        service.ask("DELETE", "/v1/admin/scenarios/latest")
+        for item_id in items:
+            service.ask("PUT", f"/v1/items/{item_id}", json={"published_at": None}).raise_for_status()
+
+
+def test_every_call_that_replaces_another_recommenders_exists(service: Service) -> None:
+    paths = service.ask("GET", "/openapi.json").json()["paths"]
+    calls = re.findall(r"`(GET|POST|PUT|DELETE|PATCH) (/v1/[^`?]+)`", MOVE)
+    assert len(calls) > 20
+    for method, path in calls:
+        assert method.lower() in paths[path], f"{method} {path}"

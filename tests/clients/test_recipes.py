@@ -42,8 +42,6 @@ RULES, ARTICLES = sections_of("lists/recipes.md"), sections_of("lists/articles.m
 GROCERIES, LISTINGS = sections_of("lists/groceries.md"), sections_of("lists/listings.md")
 PAGES = RULES | ARTICLES | GROCERIES | LISTINGS
 SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | PAGES
-    sections_of("lists/new-items.md") | sections_of("integrate/items.md") | RULES | ARTICLES | GROCERIES | LISTINGS
-)
 NEWSROOM, GROCER, RECEIPTS = "Publish", "Describe what you sell", "Import the night's receipts"
 MARKETPLACE, FORGET = "Post listings", "Relist, take down and forget"
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
