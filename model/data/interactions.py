@@ -95,7 +95,7 @@ class Interactions:
             options = weight_options(dict.fromkeys(missing[:MAX_NAMED_TYPES], 1))
             raise DataError(
                 f"event types without a weight: {named}{_and_others(missing)}; pass {options}, or 0 to ignore a type. "
-                f"Known weights: {known}"
+                f"Known weights: {known}. 'lisarec check' shows how to translate other names of these with --types"
             )
         weights = {**event_weights, IMPRESSION: 0.0}
         return np.array([weights.get(name, 0.0) for name in self.type_names], np.float32)
