@@ -220,7 +220,7 @@ class ItemStore(Protocol):
         """Return the first changes above the version `after`, at most `limit`; without any, the version is `after`."""
         ...
 
-    async def item_tenants(self) -> list[str]:
+    async def tenants(self) -> list[str]:
         """Return the tenants with values or codes of items, types of properties, scenarios or an audit log."""
         ...
 

@@ -78,7 +78,7 @@ async def opened_store(
 async def opened_tenant(settings: StoreSettings, *generations: Generation) -> AsyncIterator[UserStore]:
     """Open the store as `opened_store` does, and warn if only other tenants are in it: the name may be misspelt."""
     async with opened_store(settings, *generations) as store:
-        tenants = await store.item_tenants()
+        tenants = await store.tenants()
         if tenants and settings.tenant not in tenants and not await store.generations.known():
             others = ", ".join(sorted(tenants))
             logger.warning(

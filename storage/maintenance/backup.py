@@ -218,7 +218,7 @@ async def _audited(store: UserStore) -> set[tuple[str, str]]:
     """Return the tenants and texts of the audit entries in the store, such as those of an interrupted restore."""
     return {
         (tenant, entry.to_json())
-        for tenant in await store.item_tenants()
+        for tenant in await store.tenants()
         async for entry in _audit_entries(store.audit, tenant)
     }
 
@@ -254,7 +254,7 @@ async def complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, LogE
 
 
 async def _item_lines(store: UserStore) -> AsyncIterator[dict[str, Any]]:
-    for tenant in await store.item_tenants():
+    for tenant in await store.tenants():
         yield {"property_types": [tenant, (await store.properties.held(tenant)).types]}
         for name in (await store.scenarios.scenarios(tenant)).newest:
             yield {"scenario": [tenant, name, await store.scenarios.versions(tenant, name)]}

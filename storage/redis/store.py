@@ -273,7 +273,7 @@ class RedisStore(UserStore):
         return await self._items.changes(tenant, after, limit)
 
     @override
-    async def item_tenants(self) -> list[str]:
+    async def tenants(self) -> list[str]:
         return await self._items.tenants()
 
     @override

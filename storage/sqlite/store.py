@@ -257,8 +257,8 @@ class SQLiteStore(UserStore):
         return await self._database.read(lambda db: items.item_changes(db, tenant, after, limit))
 
     @override
-    async def item_tenants(self) -> list[str]:
-        return await self._database.read(items.item_tenants)
+    async def tenants(self) -> list[str]:
+        return await self._database.read(items.tenants)
 
     @override
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:

@@ -64,7 +64,7 @@ class Attribution:
             self._secret = await store.secret()
             known = await store.generations.known()
             pointers = await store.pointers()
-            tenants = await store.item_tenants()
+            tenants = await store.tenants()
             scenarios = {tenant: await store.scenarios.scenarios(tenant) for tenant in tenants}
             experiments = experiments_in([tally for tenant in tenants for tally in await store.tallies(tenant)])
         if pointers.experiment is not None:

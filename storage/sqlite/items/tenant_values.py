@@ -166,7 +166,7 @@ def _of_a_page(rows: sqlite3.Cursor) -> Iterator[Sequence[Any]]:
             return
 
 
-def item_tenants(db: sqlite3.Connection) -> list[str]:
+def tenants(db: sqlite3.Connection) -> list[str]:
     """Return the tenants with values or codes of items, types of properties, scenarios or an audit log."""
     return [tenant for (tenant,) in db.execute(SELECT_TENANTS, (PROPERTY_TYPES,))]
 

@@ -76,7 +76,7 @@ async def test_a_backup_has_them_and_restores_each_once(address: str, tmp_path: 
     async with opened(address, GENERATION, tenant=tenant) as store:
         await store.append(tenant, [click("e1")])
         await store.audit.append(tenant, entries)
-        assert tenant in await store.item_tenants()
+        assert tenant in await store.tenants()
         await backup(store, tmp_path / "log.gz")
     async with opened(new_address(kind, tmp_path / "restored"), GENERATION, tenant=tenant) as store:
         for is_again in (False, True):

@@ -137,9 +137,9 @@ async def test_tenants_have_items_and_pointers_of_their_own(address: str) -> Non
         await shop.put_items("a/b", [ItemEntry("x", "Kettle"), ItemEntry("y", available=False)])
         assert (await main.pointers(), await shop.pointers()) == (TenantPointers(named, 0), TenantPointers(None, 2))
         assert await changes(main, "main") == ({}, 0)
-        assert await main.item_tenants() == ["a/b"]
+        assert await main.tenants() == ["a/b"]
         await shop.put_item_codes("c", [codes_of("x")])
-        assert sorted(await main.item_tenants()) == ["a/b", "c"]
+        assert sorted(await main.tenants()) == ["a/b", "c"]
         assert (await shop.item_changes("a/b", 0, 9)).codes == []
 
 
@@ -191,7 +191,7 @@ async def test_a_back_up_of_an_earlier_version_brings_items_and_their_codes(tmp_
     of_first, of_second = bytes(range(3, 11)), bytes(range(2, 10))
     async with opened(new_address(kind, tmp_path), GENERATION) as store:
         assert await restore(store, EARLIER_BACKUP) == 3
-        assert sorted(await store.item_tenants()) == ["main", "shop"]
+        assert sorted(await store.tenants()) == ["main", "shop"]
         found = await store.item_changes("main", 0, 100)
         assert found.entries == [
             ItemEntry("kettle", "Kettle", ("kitchen", "water")),
