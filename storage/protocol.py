@@ -221,7 +221,7 @@ class ItemStore(Protocol):
         ...
 
     async def tenants(self) -> list[str]:
-        """Return the tenants with values or codes of items, types of properties, scenarios or an audit log."""
+        """Return the tenants with generations, items or their codes, types of properties, scenarios or an audit log."""
         ...
 
 

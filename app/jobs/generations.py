@@ -40,7 +40,7 @@ async def rebuild(settings: StoreSettings, model: Place, on_progress: Callable[[
     """
     loaded = await asyncio.to_thread(load_model, model, settings)
     generation = generation_of(loaded)
-    async with opened_tenant(settings, generation) as store:
+    async with opened_tenant(settings, generation, may_be_new=True) as store:
         named = NamedGeneration(loaded.name, generation.tag)
         announcing = asyncio.create_task(_keep_announcing(store.generations, named))
         try:
@@ -74,7 +74,7 @@ async def activate(
     """
     loaded = await asyncio.to_thread(models_of(settings).load, name)
     named = NamedGeneration(name, bytes.fromhex(loaded.tag))
-    async with opened_tenant(settings) as store:
+    async with opened_tenant(settings, may_be_new=True) as store:
         before = await store.generations.active()
         if replaces is not None:
             _require_active(before, replaces, loaded.tag)
@@ -105,7 +105,7 @@ async def set_experiment(settings: StoreSettings, experiment: Experiment | None)
     """
     for name in experiment.shares if experiment is not None and experiment.over == "models" else ():
         await asyncio.to_thread(models_of(settings).load, name)
-    async with opened_tenant(settings) as store:
+    async with opened_tenant(settings, may_be_new=True) as store:
         if experiment is not None and experiment.over == "scenarios":
             _require_suitable(experiment.shares, (await store.scenarios.scenarios(settings.tenant)).newest)
         await store.generations.set_experiment(None if experiment is None else experiment.model_dump_json())

@@ -75,15 +75,23 @@ async def opened_store(
 
 
 @asynccontextmanager
-async def opened_tenant(settings: StoreSettings, *generations: Generation) -> AsyncIterator[UserStore]:
-    """Open the store as `opened_store` does, and warn if only other tenants are in it: the name may be misspelt."""
+async def opened_tenant(
+    settings: StoreSettings, *generations: Generation, may_be_new: bool = False
+) -> AsyncIterator[UserStore]:
+    """Open the store as `opened_store` does, unless only other tenants are in it: the name may be misspelt.
+
+    may_be_new  whether that is only a warning
+
+    raises  StorageError
+    """
     async with opened_store(settings, *generations) as store:
         tenants = await store.tenants()
         if tenants and settings.tenant not in tenants and not await store.generations.known():
-            others = ", ".join(sorted(tenants))
-            logger.warning(
-                "no service has served tenant %r from this store, only others: %s; check LISAREC_TENANT",
-                settings.tenant,
-                others,
+            reason = (
+                f"no service has served tenant {settings.tenant!r} from this store, only others: "
+                f"{', '.join(sorted(tenants))}; check LISAREC_TENANT"
             )
+            if not may_be_new:
+                raise StorageError(reason)
+            logger.warning("%s", reason)
         yield store

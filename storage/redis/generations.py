@@ -17,6 +17,7 @@ from storage.records import (
     tallies_of_dropped,
 )
 from storage.redis.connections.nodes import Argument, Command, storage_error
+from storage.redis.items.properties import register_tenant
 from storage.redis.layout.head import SEQ_DIGITS
 from storage.redis.layout.keys import states_of, user_of_state
 from storage.redis.layout.stream_entries import compact_json
@@ -170,6 +171,7 @@ class RedisGenerations(GenerationRegistry):
         return await self._session.call(*command)
 
     async def _set_name(self, generation: NamedGeneration) -> None:
+        await register_tenant(self._session, self._tenant)
         await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
 
     async def _named(self) -> list[NamedGeneration]:

@@ -21,6 +21,7 @@ from app.schemas.recommendations import RecommendationRequest, Recommendations
 from app.serving import empty_model
 from app.serving.lifespan import Service
 from app.serving.model_locations import load_model
+from app.serving.store_factory import opened_tenant
 from app.settings import Settings
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.items.audit import COMMAND_LINE, AuditEntry
@@ -74,6 +75,8 @@ async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress
     model = own.model_dir
     artifact = empty_model.artifact() if model is None else await asyncio.to_thread(load_model, model, own)
     metrics = Metrics()
+    async with opened_tenant(own):  # else a misspelt name would become a tenant without users
+        pass
     async with open_services(own, {own.tenant: artifact}, metrics) as services:
         service = services.by_tenant[own.tenant]
         await _require_active(service)

@@ -156,7 +156,7 @@ class RetrainingRound:
         return loaded
 
     async def _known_generations(self) -> list[KnownGeneration]:
-        async with opened_tenant(self._settings) as store:
+        async with opened_tenant(self._settings, may_be_new=True) as store:
             return await store.generations.known()
 
     def _trained_at_ms(self, served: Artifact | None) -> int:

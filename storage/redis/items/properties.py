@@ -129,7 +129,7 @@ def live_keys(held: HeldProperties) -> list[Argument]:
 
 
 async def register_tenant(session: RedisSession, tenant: str) -> None:
-    """Register the tenant before its first item or property is stored."""
+    """Register the tenant before its first generation, item, property, scenario or audited action is stored."""
     await session.require_open()
     await session.note(f"{ITEMS_FIELD}{tenant}", "1")
 

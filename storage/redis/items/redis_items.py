@@ -79,7 +79,7 @@ class RedisItems:
         return ItemChanges.of(sorted(changes, key=itemgetter(0))[:limit], after, held)
 
     async def tenants(self) -> list[str]:
-        """Return the tenants that have set values or codes of items, or property types."""
+        """Return the registered tenants, see PREFIX:meta in storage/redis/layout/keys.py."""
         await self._session.require_open()
         fields = [field.decode() for field in await self._session.call("HKEYS", self._session.keys.meta)]
         return [field.removeprefix(ITEMS_FIELD) for field in fields if field.startswith(ITEMS_FIELD)]

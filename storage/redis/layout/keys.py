@@ -5,8 +5,9 @@ percent-encoded, so the first "/" ends it. docs/reference/byte-formats.md says w
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
                                                 "generation:TAG" for every generation that ever had a state,
-                                                "items:TENANT" for every tenant that has ever set values of items, has
-                                                declared properties, has put scenarios, or has an audit log,
+                                                "items:TENANT" for every tenant that has ever had a generation, has set
+                                                values of items, has declared properties, has put scenarios, or has
+                                                an audit log,
                                                 "secret", 64 hex digits, created once
                                                 "accepted", when an operator last accepted a loss of data, in ms
                                                 "lost", missing entries whose loss is not accepted: the value that

@@ -69,7 +69,7 @@ SELECT_PROPERTIES = "SELECT properties FROM items WHERE tenant = ? AND item_id =
 
 SELECT_TENANTS = """
 SELECT tenant FROM items UNION SELECT tenant FROM item_codes UNION SELECT tenant FROM scenarios
-UNION SELECT tenant FROM audit UNION SELECT tenant FROM notes WHERE name = ?
+UNION SELECT tenant FROM audit UNION SELECT tenant FROM generations UNION SELECT tenant FROM notes WHERE name = ?
 """
 
 ADD_TALLIES = """
@@ -167,7 +167,7 @@ def _of_a_page(rows: sqlite3.Cursor) -> Iterator[Sequence[Any]]:
 
 
 def tenants(db: sqlite3.Connection) -> list[str]:
-    """Return the tenants with values or codes of items, types of properties, scenarios or an audit log."""
+    """Return the tenants with generations, items or their codes, types of properties, scenarios or an audit log."""
     return [tenant for (tenant,) in db.execute(SELECT_TENANTS, (PROPERTY_TYPES,))]
 
 
