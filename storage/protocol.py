@@ -95,10 +95,7 @@ class EventStore(Protocol):
         ...
 
     async def log_lengths(self, tenant: str, user_ids: Sequence[str], *, limit: int) -> list[int]:
-        """Return the number of entries of each user's log, in order, counted up to `limit` without reading them.
-
-        A log that is partly in an archive counts as `limit`.
-        """
+        """Return each log's number of entries, up to `limit`, as which a log that is partly in an archive counts."""
         ...
 
     async def archived_files(self, tenant: str, user_id: str, *, after: int = 0) -> int:
@@ -390,6 +387,9 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
         The store has lost acknowledged data, has other data, or would lose new data.
         """
         ...
+
+    async def erase_tenant(self, tenant: str) -> None:
+        """Remove whatever the store has of a tenant without users, except its audit log. It may be repeated."""
 
     async def ping(self) -> None:
         """Return when the store can be read."""

@@ -1,4 +1,4 @@
-"""Commands for the event log and the audit log: archive, backup, restore, repair, erase-users, audit."""
+"""Commands for the event log and the audit log: archive, backup, restore, repair, erase-tenant, audit."""
 
 from __future__ import annotations
 
@@ -149,30 +149,27 @@ def repair(
         )
 
 
-def erase_users(
+def erase_tenant(
     tenant: Annotated[str, typer.Argument(help="Tenant that no service serves any more.", metavar="TENANT")],
     log: LogOptions,
     yes: Annotated[bool, typer.Option("--yes", help="Erase without asking.")] = False,
 ) -> None:
-    """Erase all users of a tenant: their events, states and properties.
+    """Erase a tenant: its users, events, items, scenarios, experiments and statistics.
 
-    The command is safe to kill: run it again. Copies elsewhere stay, such as backups, and so do the tenant's items,
-    scenarios, sums of events and audit log.
+    The command is safe to kill: run it again. The tenant's audit log stays, and so do copies elsewhere, such as
+    backups, keys and models.
     """
     from app.jobs import event_log
 
     settings = log.settings(tenant=tenant)
     if not yes:
-        typer.confirm(f"Erase all users of {tenant} for ever?", abort=True)
+        typer.confirm(f"Erase all users and items of {tenant} for ever?", abort=True)
     with counted("users", console) as on_progress:
-        erased = asyncio.run(event_log.erase_users(settings, on_progress))
-    if not erased:
-        say(f"{tenant} has no users in this store")
-        return
-    say(f"{erased:,} users of {tenant} erased; the archiver's next run removes archived events")
+        erased = asyncio.run(event_log.erase_tenant(settings, on_progress))
+    say(f"{tenant} is erased, with {erased:,} users; the archiver's next run removes archived events")
     say(
-        "not erased: items, scenarios, sums of events and audit log; keys, models, backups and other copies: see "
-        "'Remove a tenant' in docs/how-to/operate/tenants.md"
+        "not erased: the audit log; keys, models, backups and other copies: see 'Remove a tenant' in "
+        "docs/how-to/operate/tenants.md"
     )
 
 

@@ -29,7 +29,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "backup": event_log.backup,
     "restore": event_log.restore,
     "repair": event_log.repair,
-    "erase-users": event_log.erase_users,
+    "erase-tenant": event_log.erase_tenant,
     "audit": event_log.audit,
     "consume": kafka.consume,
     "publish": kafka.publish,

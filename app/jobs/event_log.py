@@ -1,4 +1,4 @@
-"""Backing up a store's log, restoring and repairing it, erasing a tenant's users, and reading an audit log."""
+"""Backing up a store's log, restoring and repairing it, erasing a tenant, and reading an audit log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.folders.folder import add_file
 from storage.folders.place import ObjectUrl, Place, open_folder
 from storage.items.audit import COMMAND_LINE, AuditEntry, NumberedEntry, user_mark
 from storage.maintenance import backup as storage_backup
-from storage.maintenance.users import erase_users as erase_all
+from storage.maintenance import tenants as tenant_erasure
 from storage.records import NamedGeneration
 from storage.state.generation import Generation
 
@@ -113,8 +113,10 @@ async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
         return await store.repair(accept_loss=accept_loss)
 
 
-async def erase_users(settings: StoreSettings, on_progress: Callable[[int], None]) -> int:
-    """Erase all users of the tenant, and return how many.
+async def erase_tenant(settings: StoreSettings, on_progress: Callable[[int], None]) -> int:
+    """Erase the tenant, except its audit log, and return how many users it had.
+
+    The audit log has an entry before and one after it, so that it shows an interrupted one, too.
 
     raises  StorageError, ValueError  when a process serves the tenant, or the store fails
     """
@@ -124,10 +126,10 @@ async def erase_users(settings: StoreSettings, on_progress: Callable[[int], None
                 f"tenant {settings.tenant!r} is or was served within the last {LIVE_FOR_S:.0f} s; "
                 "restart the services without it, and try again after that time"
             )
-        erased = await erase_all(store, settings.tenant, on_progress)
-        if erased:
-            entry = AuditEntry.now(COMMAND_LINE, "tenant.erase_users", details={"users": erased})
-            await store.audit.append(settings.tenant, [entry])
+        await store.audit.append(settings.tenant, [AuditEntry.now(COMMAND_LINE, "tenant.erase")])
+        erased = await tenant_erasure.erase_tenant(store, settings.tenant, on_progress)
+        done = AuditEntry.now(COMMAND_LINE, "tenant.erased", details={"users": erased})
+        await store.audit.append(settings.tenant, [done])
         return erased
 
 

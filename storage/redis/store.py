@@ -223,7 +223,6 @@ class RedisStore(UserStore):
 
     @override
     async def erasure_length(self, tenant: str, user_id: str, *, limit: int) -> int:
-        await self._session.require_open()
         return await self._erasure.length(self._session.keys.user(tenant, user_id), limit)
 
     @override
@@ -231,8 +230,6 @@ class RedisStore(UserStore):
         self, tenant: str, user_id: str, events: EventFilter = EVERY_EVENT, *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:
         return await self._log.seen_items(await self._resolve(tenant, user_id), events, limit)
-
-    # ---- corrections
 
     @override
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
@@ -250,8 +247,11 @@ class RedisStore(UserStore):
 
     @override
     async def erase(self, tenant: str, user_id: str) -> None:
-        await self._session.require_open()
         await self._erasure.erase(self._session.keys.user(tenant, user_id))
+
+    @override
+    async def erase_tenant(self, tenant: str) -> None:
+        await self._erasure.erase_tenant(tenant)
 
     async def _resolve(self, tenant: str, user_id: str) -> User:
         """Return the user, or the user that they were merged into."""

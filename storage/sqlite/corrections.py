@@ -6,6 +6,7 @@ import time
 from storage.errors import MergeRefused, MergeTooLarge, StorageBusy
 from storage.records import MAX_MERGED
 from storage.sqlite.append import BEING_ERASED
+from storage.sqlite.items.tenant_values import KEYS_SEEN
 from storage.sqlite.log import ERASED, log_event, log_length, resolve_alias
 from storage.state.corrections import full_id, is_already_merged
 from storage.state.event import Merge, Undo, digest, logged_id
@@ -35,7 +36,24 @@ ON CONFLICT DO UPDATE SET properties = json_patch(excluded.properties, propertie
 
 DELETE_SOME = "DELETE FROM log WHERE seq IN (SELECT seq FROM log WHERE tenant = ? AND user_id = ? LIMIT ?)"
 
-ERASED_AT_ONCE = 250  # log entries; other writers wait for some milliseconds
+# The tables with a tenant's values, except those of users and the audit log, and their keys behind the tenant.
+TENANT_TABLES = {
+    "item_vectors": "item_id",
+    "item_codes": "item_id, generation",
+    "items": "item_id",
+    "trends": "item_id",
+    "visitors": "item_id",
+    "order_counts": "name",
+    "tallies": "name",
+    "scenarios": "number",
+    "generations": "tag",
+}
+DELETE_VALUES = [
+    f"DELETE FROM {table} WHERE tenant = ? AND ({key}) IN (SELECT {key} FROM {table} WHERE tenant = ? LIMIT ?)"  # noqa: S608
+    for table, key in TENANT_TABLES.items()
+]
+
+ERASED_AT_ONCE = 250  # log entries or values; other writers wait for some milliseconds
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:
@@ -104,6 +122,17 @@ def erase_some(db: sqlite3.Connection, tenant: str) -> bool:
             db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, row[0]))
         left -= max(1, deleted)
     return True
+
+
+def erase_values(db: sqlite3.Connection, tenant: str) -> bool:
+    """Delete some of the tenant's items, scenarios, counts and generations; return whether any may be left."""
+    left = ERASED_AT_ONCE
+    for statement in DELETE_VALUES:
+        left -= db.execute(statement, (tenant, tenant, left)).rowcount
+        if left <= 0:
+            return True
+    db.execute("DELETE FROM notes WHERE tenant = ? AND name != ?", (tenant, KEYS_SEEN))  # which the audit log needs
+    return False
 
 
 def _delete_states_and_properties(db: sqlite3.Connection, tenant: str, user_id: str) -> None:

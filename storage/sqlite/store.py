@@ -87,10 +87,8 @@ class SQLiteStore(UserStore):
         tenant: str,
         archive_dir: Path | Folder | None,
     ) -> None:
-        self._database = database
-        self._archive_dir = archive_dir
-        self._catch_up = CatchUpThread(database)
-        self._generations = SQLiteGenerations(database, tenant)
+        self._database, self._archive_dir = database, archive_dir
+        self._catch_up, self._generations = CatchUpThread(database), SQLiteGenerations(database, tenant)
         self.properties, self.scenarios = SQLiteProperties(database), SQLiteScenarios(database)
         self.orders, self.vectors, self.audit = SQLiteOrders(database), SQLiteVectors(database), SQLiteAudit(database)
         self._served = tuple(generations)
@@ -245,6 +243,10 @@ class SQLiteStore(UserStore):
         await _erase(self._database, tenant, user_id)
 
     @override
+    async def erase_tenant(self, tenant: str) -> None:
+        await _erase_values(self._database, tenant)
+
+    @override
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         await self._database.write(lambda db: items.put_items(db, tenant, entries), size=len(entries))
 
@@ -365,5 +367,15 @@ async def _erase(database: Database, tenant: str, user_id: str) -> None:
 
     if await database.write(begin):
         await _finish_erasures(database, tenant)
+    await _empty_log(database)
+
+
+async def _erase_values(database: Database, tenant: str) -> None:
+    while await database.write(lambda db: corrections.erase_values(db, tenant)):
+        await asyncio.sleep(ERASE_PAUSE_S)
+    await _empty_log(database)
+
+
+async def _empty_log(database: Database) -> None:
     if not await database.empty_log(EMPTY_LOG_WITHIN_S):
         logger.info("a copy of the erased data stays in the write-ahead log while another program reads it")

@@ -19,7 +19,7 @@ from storage.redis.session.redis_session import RedisSession
 
 
 class RedisErasure:
-    """Erases users, and all users that were merged into them."""
+    """Erases users, with all users that were merged into them, and what else there is of a tenant."""
 
     def __init__(self, session: RedisSession, corrections: RedisCorrections) -> None:
         self._session = session
@@ -27,6 +27,7 @@ class RedisErasure:
 
     async def length(self, user: User, limit: int) -> int:
         """Return how many entries an erasure of the user copies: the partition logs of the user and of each alias."""
+        await self._session.require_open()
         target = await self._corrections.resolve(user)
         has_properties = await self._session.call("HEXISTS", target.properties, target.name)
         if not has_properties and not await self._session.call("EXISTS", target.head, target.aliases):
@@ -41,6 +42,7 @@ class RedisErasure:
         process died, finds the rest. Events posted for the user meanwhile may be logged for the others, who are then
         erased again.
         """
+        await self._session.require_open()
         chain = await self._corrections.merge_chain(user)
         await self._corrections.require_whole(*chain)
         for link in reversed(chain):
@@ -48,6 +50,23 @@ class RedisErasure:
         for link in reversed(chain[1:]):
             await self._erase_alone(link)
             await self._corrections.wait_for_replicas(link)
+
+    async def erase_tenant(self, tenant: str) -> None:
+        """Remove the tenant's items, scenarios, counts and generations; the audit log stays.
+
+        The generations go last, with the name of each after the keys that only it leads to.
+        """
+        await self._session.require_open()
+        keys, items = self._session.keys, self._session.keys.items(tenant)
+        names = [name.decode() for name in await self._session.call("HKEYS", items.scenarios)]
+        of_items = [items.version, items.changes, *items.parts, items.vectors, items.vector_bytes, items.property_types]
+        counts = [items.trends, items.trend_clock, items.visitors, items.order_counts, items.order_clock, items.tallies]
+        of_lists = [items.scenarios, items.scenarios_revision, *map(items.scenario, names)]
+        await self._session.call("UNLINK", *of_items, items.code_changes, items.codes, *counts, *of_lists)
+        tags = await self._session.call("HKEYS", keys.generations(tenant))
+        live = [keys.live(tenant, bytes.fromhex(tag.decode())) for tag in tags]
+        for key in (keys.experiment(tenant), keys.active(tenant), *live, keys.generations(tenant)):
+            await self._session.call("UNLINK", key)
 
     async def _erase_with_aliases(self, user: User, chain: Sequence[User]) -> None:
         """Erase the user, after all users that were or are being merged into them, except those in the chain."""

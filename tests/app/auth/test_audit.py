@@ -19,6 +19,7 @@ from storage.errors import StorageUnavailable
 from storage.records import NamedGeneration
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.items.audit import SQLiteAudit
+from storage.sqlite.store import SQLiteStore
 from tests.app.conftest import Client, write_model
 from tests.app.support import assert_refused, bearer, run_command
 from tests.waiting import wait_until
@@ -224,12 +225,16 @@ def printed(capsys: pytest.CaptureFixture[str], *command: str) -> list[Any]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_users_of_a_tenant_are_erased_only_when_no_process_serves_it(
+async def kill(*_: object) -> None:
+    raise StorageUnavailable("killed")
+
+
+def test_a_tenant_is_erased_only_when_no_process_serves_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(Settings(model_dir=write_model(tmp_path / "models" / "may"), data_dir=tmp_path / "state"))
     client.click("ann", "item-1")
-    command = ("erase-users", "main", "--data-dir", tmp_path / "state", "--yes")
+    command = ("erase-tenant", "main", "--data-dir", tmp_path / "state", "--yes")
     assert run_command(*command) == 1
     assert "restart the services without it" in capsys.readouterr().err
     client.close()
@@ -237,9 +242,14 @@ def test_users_of_a_tenant_are_erased_only_when_no_process_serves_it(
     monkeypatch.setattr("sys.stdin", StringIO("no\n"))
     assert run_command(*command[:-1]) == 1
     assert run_command(*command) == 0
-    assert "1 users of main erased" in capsys.readouterr().out
+    assert "main is erased, with 1 users" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(SQLiteStore, "erase_tenant", kill)
+        assert run_command(*command) == 1
     assert run_command(*command) == 0
-    assert "main has no users in this store" in capsys.readouterr().out
+    assert "main is erased, with 0 users" in capsys.readouterr().out
     assert run_command("audit", "--data-dir", tmp_path / "state") == 0
-    entry = json.loads(capsys.readouterr().out)
-    assert (entry["action"], entry["details"]) == ("tenant.erase_users", {"users": 1})
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    begun: tuple[str, dict[str, int]] = ("tenant.erase", {})
+    erased = [("tenant.erased", {"users": number}) for number in (1, 0)]
+    assert [(one["action"], one["details"]) for one in entries] == [begun, erased[0], begun, begun, erased[1]]

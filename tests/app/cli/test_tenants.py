@@ -17,7 +17,7 @@ from tests.app.support import run_command
         "recommend --out lists.parquet",
         f"items drop-counts {item_id(1)}",
         "items drop-vectors",
-        "erase-users mian --yes",
+        "erase-tenant mian --yes",
         "drop june",
         "compare",
         "audit",

@@ -1,4 +1,4 @@
-"""Erasing all users of a tenant."""
+"""Erasing a tenant, or all of its users."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -7,6 +7,13 @@ from storage.maintenance.backup import complete_logs
 from storage.protocol import UserStore
 
 ERASED_AT_ONCE = 64  # users; in Redis, those of one partition share copies of its log
+
+
+async def erase_tenant(store: UserStore, tenant: str, on_progress: Callable[[int], None] = lambda _: None) -> int:
+    """Erase whatever the store has of the tenant, except its audit log; return how many users. It may be repeated."""
+    erased = await erase_users(store, tenant, on_progress)
+    await store.erase_tenant(tenant)
+    return erased
 
 
 async def erase_users(store: UserStore, tenant: str, on_progress: Callable[[int], None] = lambda _: None) -> int:
