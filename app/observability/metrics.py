@@ -362,10 +362,11 @@ class GenerationMetrics:
     """The active generation of each tenant, and switches between generations."""
 
     def __init__(self, instruments: Instruments) -> None:
-        switches = instruments.counter(
-            "lisarec_switches", "Attempts to switch to another model by outcome: switched or failed", ["outcome"]
+        self._switches = instruments.counter(
+            "lisarec_switches",
+            "Attempts to switch to another model by outcome: switched or failed",
+            ["tenant", "outcome"],
         )
-        self._switches = {outcome: switches.labels(outcome) for outcome in ("switched", "failed")}
         self._processes = instruments.gauge(
             "lisarec_generation", "Number of processes that serve the generation", ["tenant", "generation", "tag"]
         )
@@ -377,14 +378,17 @@ class GenerationMetrics:
         )
         self._served: dict[str, Gauge] = {}
 
-    def count_switch(self, outcome: Literal["switched", "failed"]) -> None:
-        """Count one attempt to switch to another generation."""
-        self._switches[outcome].inc()
+    def count_switch(self, tenant: str, outcome: Literal["switched", "failed"]) -> None:
+        """Count one attempt to switch the tenant to another generation."""
+        self._switches.labels(tenant, outcome).inc()
 
     def set_served(self, tenant: str, generation: str, tag: str, state_bytes: int) -> None:
         """Record the generation that serves the tenant from now on."""
         if (before := self._served.get(tenant)) is not None:
             before.set(0)  # with several processes, a series cannot be removed
+        else:
+            for outcome in ("switched", "failed"):
+                self._switches.labels(tenant, outcome)  # so that both exist before the first one
         self._served[tenant] = self._processes.labels(tenant, generation, tag)
         self._served[tenant].set(1)
         self._state_bytes.labels(tenant).set(state_bytes)

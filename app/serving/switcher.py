@@ -181,7 +181,7 @@ class GenerationSwitcher:
             if self._logged != (problem := (wanted, str(exc))):
                 logger.error("tenant %s: still serving %r: %s", self._tenant, self.current.named.name, exc)
             self._logged = problem
-            self._context.metrics.generations.count_switch("failed")
+            self._context.metrics.generations.count_switch(self._tenant, "failed")
         else:
             self._switch_to(served)
 
@@ -247,7 +247,7 @@ class GenerationSwitcher:
         self._set_current(self._already_served().get(served.named, served))
         self._failed = self._logged = None
         self._announce_at_s, self.rebuild_at_s = 0, 0.0  # so that its new items are served soon
-        self._context.metrics.generations.count_switch("switched")
+        self._context.metrics.generations.count_switch(self._tenant, "switched")
         self._record_current()
 
     def _set_arms(self, arms: ExperimentArms) -> None:

@@ -275,7 +275,7 @@ class TestRefusals:
         command("activate", "new")
         (models / "new").rename(models / "away")
         shutil.copytree(models / "may", models / "new")
-        wait_until(lambda: 'lisarec_switches_total{outcome="failed"}' in client.get("/metrics").text)
+        wait_until(lambda: 'outcome="failed",tenant="main"} 0.0' not in client.get("/metrics").text)
         assert client.recommend("ada")["generation"] == "may"
         shutil.rmtree(models / "new")
         (models / "away").rename(models / "new")
@@ -295,7 +295,7 @@ class TestRefusals:
         status, error = activate(client, "june")
         assert (status, error["code"]) == (409, "model_unusable")
         command("activate", "june")
-        wait_until(lambda: 'lisarec_switches_total{outcome="failed"} 1.0' in client.get("/metrics").text)
+        wait_until(lambda: 'lisarec_switches_total{outcome="failed",tenant="main"} 1.0' in client.get("/metrics").text)
         for _ in range(3):
             client.runner.run(client.service.switcher.poll())
         assert loads == ["june", "june"]
