@@ -76,7 +76,8 @@ def test_the_runbook_has_a_section_for_each_alert() -> None:
     assert sections.keys() == {rule["alert"] for rule in RULES}
     for rule in RULES:
         section = sections[rule["alert"]]
-        minutes_or_hours = f"{rule['for'][:-1]} {'hour' if rule['for'].endswith('h') else 'minute'}"
+        lasting = rule.get("for", "5m")  # a rule without it counts 5 minutes of a window
+        minutes_or_hours = f"{lasting[:-1]} {'hour' if lasting.endswith('h') else 'minute'}"
         assert f"Severity `{rule['labels']['severity']}`, after {minutes_or_hours}" in section, rule["alert"]
         parts = re.findall(r"^\*\*(\w+):\*\*|^(```sh)$", section, re.MULTILINE)
         found = ["".join(part) for part in parts]
