@@ -14,7 +14,7 @@ import polars as pl
 
 from app.jobs.replay import RETRY_FOR_S, TIMEOUT_S, Retries, require_http_url
 from app.schemas.properties import NAME_RULE, is_property_name, similar_property_name
-from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts
+from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts, with_rfc3339_times
 from model.data.exports.mapping import TableMapping
 from model.data.exports.values import FIRST_USUAL_US
 from model.data.interactions import DataError
@@ -124,8 +124,10 @@ def _add_vectors(items: list[ItemJson], path: Path) -> None:
 
 def _add_property(items: list[ItemJson], table: Table, name: str, declared: PropertyType | None) -> None:
     """Add the column of a property to the items."""
-    cells = table.frame[name]
-    type_ = column_type(cells) if declared is None else declared
+    cells, times = table.frame[name], with_rfc3339_times(table.frame[name])
+    type_ = column_type(times) if declared is None else declared
+    if type_ == "time":
+        cells = times
     if declared is None and type_ in ("text", "set"):
         _warn_of_numbers(table, name)
         _warn_of_times(table, name)
@@ -162,7 +164,7 @@ def _warn_of_times(table: Table, name: str) -> None:
     """Warn if most cells of a column are times or look like local times, but not all are valid."""
     cells = table.frame[name]
     known = cells.is_not_null() & (cells != "")
-    is_odd = known & ~cells.str.contains(TIME)
+    is_odd = known & ~with_rfc3339_times(cells).str.contains(TIME)
     if 2 * (known & (cells.str.contains(TIME) | cells.str.contains(LOCAL_TIME))).sum() > known.sum():
         _warn(table, name, is_odd, "not a time", "write times with a time zone, such as 2025-07-15T10:00:00+02:00,")
 

@@ -48,12 +48,12 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
     texts = cells.fill_null("").str.strip_chars()
     if are_compact_days(texts):
         texts = texts.str.replace(COMPACT_DAY + r"(\.0+)?$", "${1}-${2}-${3}")
-    iso = texts.str.replace(_ISO_DAY + r" +(\d)", "${1}T${2}")
+    zoned = with_rfc3339_times(texts).str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
     local, either_way = _local_times(texts)
     frame = pl.DataFrame(
         {
             "unix": unix_times(texts),
-            "zoned": iso.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False).dt.timestamp("us"),
+            "zoned": zoned.dt.timestamp("us"),
             "local": pl.repeat(None, len(texts), dtype=pl.Int64, eager=True)
             if timezone is None
             else _in(local, timezone),
@@ -61,6 +61,18 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
     )
     us = frame.select(us=pl.coalesce("unix", "zoned", "local"))["us"]
     return Times(us, us.is_null() & local.is_not_null(), us.is_null() & either_way)
+
+
+def with_rfc3339_times(cells: pl.Series) -> pl.Series:
+    """Write times with a zone as RFC 3339 does: 2026-11-30 10:00 +0530 becomes 2026-11-30T10:00:00+05:30.
+
+    Other cells stay as they are, but for a T between a day and a time.
+    """
+    times = cells.str.replace(_ISO_DAY + r" +(\d)", "${1}T${2}")
+    times = times.str.replace(_ISO_DAY + r"T(\d{2}:\d{2}) *([Zz]|[+-]\d{2})", "${1}T${2}:00${3}")
+    return times.str.replace(_ISO_DAY + r"T([\d:.]+) *([+-]\d{2}):?(\d{2})$", "${1}T${2}${3}:${4}").str.replace(
+        _ISO_DAY + r"T([\d:.]+) *([+-]\d{2})$", "${1}T${2}${3}:00"
+    )
 
 
 def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:

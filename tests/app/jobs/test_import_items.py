@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.http.auth.keys import add, make
-from app.jobs.import_items import BATCH, BATCH_BYTES, _batches, column_type, held_types, read, send
+from app.jobs.import_items import BATCH, BATCH_BYTES, TIME, _batches, column_type, held_types, read, send
 from app.jobs.replay import ReplayError
 from app.settings import Settings
 from model.data.interactions import DataError
@@ -260,6 +260,17 @@ def test_a_type_fits_every_cell(cells: list[str]) -> None:
         "text": True,
     }
     assert found == next(type_ for type_, fits in fitting.items() if fits)
+
+
+def test_times_with_a_zone_are_sent_as_the_service_takes_them(tmp_path: Path) -> None:
+    times = ["2026-11-30T10:00+05:30", "2026-11-30 10:00:00.25 +0530", "2026-11-30T04:30Z", "2026-11-30T10:00:00+05"]
+    lines = [f"{number},{text},{text},|{text}" for number, text in enumerate(times)]
+    (tmp_path / "items.csv").write_text("\n".join(["item_id,made,available_from,code", *lines]) + "\n")
+    for item, text in zip(read(tmp_path / "items.csv", {"code": "text"}), times, strict=True):
+        sent = item["properties"]["made"]
+        assert re.search(TIME, sent) is not None
+        assert datetime.fromisoformat(sent) == datetime.fromisoformat(text.replace(" +", "+"))
+        assert (item["available_from"], item["properties"]["code"]) == (sent, f"|{text}")
 
 
 def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:
