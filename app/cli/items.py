@@ -33,10 +33,15 @@ def import_items(
         Path | None,
         typer.Option(help="File with a key of the scope catalogue:write, if the service has keys.", metavar="FILE"),
     ] = None,
+    empty_removes: Annotated[
+        bool,
+        typer.Option("--empty-removes", help="Let an empty cell remove a property, a date or the categories."),
+    ] = False,
 ) -> None:
     """Import items from a table (.tsv, .csv, .jsonl, .json, .gz or .parquet) into a running service.
 
-    An empty cell or a missing column leaves the value unchanged. The import is safe to repeat.
+    An empty cell leaves the value unchanged, unless you pass --empty-removes, and so does a missing column. The import
+    is safe to repeat.
 
     The column vector contains lists of numbers (.parquet, .jsonl) or JSON arrays. All vectors have the same length.
 
@@ -55,7 +60,7 @@ def import_items(
         say(line)
     wait_for_service(url, say)
     try:
-        items = read(table, held_types(url, key), mapping)
+        items = read(table, held_types(url, key), mapping, empty_removes=empty_removes)
     except DataError as exc:
         raise DataError(str(exc).replace(str(table), str(file))) from None  # which is a copy that the user cannot see
     with JobProgress(TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeLeftColumn(), console=console) as bar:

@@ -56,19 +56,23 @@ def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
     return dict(answer.json()["items"]) if answer.status_code == httpx.codes.OK else {}
 
 
-def read(path: Path, types: Mapping[str, PropertyType], mapping: TableMapping = AS_IT_IS) -> list[ItemJson]:
-    """Return the items of a table as ``POST /v1/items`` takes them; an empty cell changes nothing.
+def read(
+    path: Path, types: Mapping[str, PropertyType], mapping: TableMapping = AS_IT_IS, *, empty_removes: bool = False
+) -> list[ItemJson]:
+    """Return the items of a table as ``POST /v1/items`` takes them.
 
     The cells of `vector` are lists, or JSON arrays, of numbers. Columns that are not FIELDS are properties.
 
-    types    of properties; the cells of a column determine any other type, see `column_type`
-    mapping  which was applied to the table
+    types          of properties; the cells of a column determine any other type, see `column_type`
+    mapping        which was applied to the table
+    empty_removes  whether an empty cell removes what can be removed, see `_remove_missing`; else it changes nothing
 
     raises  DataError  which names the line
     """
     table = read_item_table(path, has_properties=True)
     items: list[ItemJson] = [{"item_id": item_id} for item_id in table.frame["item_id"].to_list()]
-    for name in _properties(table.frame.columns, mapping):
+    names = _properties(table.frame.columns, mapping)
+    for name in names:
         _add_property(items, table, name, "time" if name in ITEM_TIMES else types.get(name))
     parse: Mapping[str, Callable[[str], Any]] = {
         "title": str,
@@ -80,7 +84,21 @@ def read(path: Path, types: Mapping[str, PropertyType], mapping: TableMapping = 
             if cell:
                 item[name] = parse[name](cell)
     _add_vectors(items, path)
+    if empty_removes:
+        _remove_missing(items, [*names, *({"categories"} & {*table.frame.columns})])
     return items
+
+
+def _remove_missing(items: list[ItemJson], names: Sequence[str]) -> None:
+    """Remove the values of items that have none in these columns: properties, times or categories."""
+    for item in items:
+        for name in names:
+            if name == "categories":
+                item.setdefault(name, [])
+            elif name in ITEM_TIMES:
+                item.setdefault(name, None)
+            else:
+                item.setdefault("properties", {}).setdefault(name, None)
 
 
 def _properties(header: Sequence[str], mapping: TableMapping) -> list[str]:

@@ -82,6 +82,22 @@ def test_columns_become_properties_of_the_types_that_all_their_cells_fit(
     assert client.get("/v1/admin/properties").json()["items"] == types
 
 
+def test_an_empty_cell_removes_a_value_only_if_it_is_to(client: Client, url: str, tmp_path: Path) -> None:
+    header = "item_id,title,categories,available,available_until,price,tags,brand\n"
+    (tmp_path / "items.csv").write_text(header + "tea,Tea,a|b,true,2099-01-01T00:00:00Z,4.5,x|y,Hill\n")
+    imported(tmp_path / "items.csv", url)
+    before = client.get("/v1/items/tea").json()
+    (tmp_path / "empty.csv").write_text(header.replace(",brand", "") + "tea,,,,,,\nnew,,,,,,\n")
+    imported(tmp_path / "empty.csv", url)
+    assert client.get("/v1/items/tea").json() == before
+    assert imported(tmp_path / "empty.csv", url, "--empty-removes") == 0
+    assert properties(client, "tea") == {"brand": "Hill"}
+    after = client.get("/v1/items/tea").json()
+    kept = {name: before[name] for name in ("item_id", "title", "available")}
+    assert {name: after.get(name) for name in kept} == kept
+    assert (after["categories"], after.get("available_until")) == ([], None)
+
+
 def test_declared_types_go_before_what_cells_look_like(client: Client, url: str, tmp_path: Path) -> None:
     types = {"price": "text", "brand": "set", "organic": "boolean", "code": "number", "empty": "text"}
     client.request("PUT", "/v1/admin/properties", json={"items": types})
