@@ -323,8 +323,8 @@ class OrderStore(Protocol):
         """Return every count by name, as of the last addition."""
         ...
 
-    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> None:
-        """Delete the counts of orders with these items, and the items' trends. It may be repeated."""
+    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> set[str]:
+        """Delete the counts of orders with these items, and the items' trends; return the items that had any."""
         ...
 
 

@@ -63,9 +63,13 @@ MAX_SCENARIO_VERSIONS = 50
 """Newest versions of a scenario that a store keeps."""
 
 
-def counts_with(names: Iterable[str], item_ids: Collection[str]) -> list[str]:
-    """Return the names of counts in an `OrderStore` that have one of these items; never that of all orders."""
-    return [name for name in names if name and not {*name.split("\n")}.isdisjoint(item_ids)]
+def counts_with(names: Iterable[str], item_ids: Collection[str]) -> tuple[list[str], set[str]]:
+    """Return the names of counts in an `OrderStore` that have one of these items, never that of all orders.
+
+    Also return these of the items.
+    """
+    counted = {name: found for name in names if name and (found := {*name.split("\n")}.intersection(item_ids))}
+    return [*counted], set[str]().union(*counted.values())
 
 
 @dataclass(frozen=True, slots=True)

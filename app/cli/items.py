@@ -84,14 +84,17 @@ def drop_counts(
 
     settings = store.settings()
 
-    async def drop() -> None:
+    async def drop() -> set[str]:
         async with opened_tenant(settings) as opened:
-            await opened.orders.drop_counts(settings.tenant, items)
-            entry = AuditEntry.now(COMMAND_LINE, "items.drop_counts", details={"items": len(items)})
+            counted = await opened.orders.drop_counts(settings.tenant, items)
+            entry = AuditEntry.now(COMMAND_LINE, "items.drop_counts", details={"items": len(counted)})
             await opened.audit.append(settings.tenant, [entry])
+            return counted
 
-    asyncio.run(drop())
-    say(f"the live counts of {len(items):,} items are deleted")
+    counted = asyncio.run(drop())
+    say(f"the live counts of {len(counted):,} items are deleted")
+    if none := [item for item in items if item not in counted]:
+        say(f"no live counts: {', '.join(map(repr, none))}")
 
 
 @cli.command("drop-vectors")

@@ -62,11 +62,14 @@ class RedisOrders(OrderStore):
         }
 
     @override
-    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> None:
+    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> set[str]:
         await self._session.require_open()
-        keys = self._session.keys.items(tenant)
-        await self._session.call("ZREM", keys.trends, *item_ids)
-        await self._session.call("HDEL", keys.visitors, *item_ids)
+        keys, ids = self._session.keys.items(tenant), [*item_ids]
+        trends = await self._session.call("ZMSCORE", keys.trends, *ids)
+        await self._session.call("ZREM", keys.trends, *ids)
+        await self._session.call("HDEL", keys.visitors, *ids)
         names = [name.decode() for name in await self._session.call("ZRANGE", keys.order_counts, 0, -1)]
-        if counted := counts_with(names, item_ids):
+        counted, ordered = counts_with(names, ids)
+        if counted:
             await self._session.call("ZREM", keys.order_counts, *counted)
+        return ordered.union(item_id for item_id, trend in zip(ids, trends, strict=True) if trend is not None)

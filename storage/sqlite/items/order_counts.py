@@ -48,8 +48,8 @@ class SQLiteOrders(OrderStore):
         return await self._database.read(lambda db: _counts(db, tenant))
 
     @override
-    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> None:
-        await self._database.write(lambda db: _drop_counts(db, tenant, item_ids), size=len(item_ids))
+    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> set[str]:
+        return await self._database.write(lambda db: _drop_counts(db, tenant, item_ids), size=len(item_ids))
 
 
 def _add(db: sqlite3.Connection, tenant: str, counts: Mapping[str, float]) -> None:
@@ -66,13 +66,15 @@ def _add(db: sqlite3.Connection, tenant: str, counts: Mapping[str, float]) -> No
     db.execute(DELETE_LOWEST, (tenant, tenant))
 
 
-def _drop_counts(db: sqlite3.Connection, tenant: str, item_ids: Collection[str]) -> None:
+def _drop_counts(db: sqlite3.Connection, tenant: str, item_ids: Collection[str]) -> set[str]:
     own = [(tenant, item_id) for item_id in item_ids]
-    db.executemany("DELETE FROM trends WHERE tenant = ? AND item_id = ?", own)
+    delete_trend = "DELETE FROM trends WHERE tenant = ? AND item_id = ?"
+    visited = {item_id for _, item_id in own if db.execute(delete_trend, (tenant, item_id)).rowcount}
     db.executemany("DELETE FROM visitors WHERE tenant = ? AND item_id = ?", own)
     names = [name for (name,) in db.execute("SELECT name FROM order_counts WHERE tenant = ?", (tenant,))]
-    counted = [(tenant, name) for name in counts_with(names, item_ids)]
-    db.executemany("DELETE FROM order_counts WHERE tenant = ? AND name = ?", counted)
+    counted, ordered = counts_with(names, item_ids)
+    db.executemany("DELETE FROM order_counts WHERE tenant = ? AND name = ?", [(tenant, name) for name in counted])
+    return visited | ordered
 
 
 def _counts(db: sqlite3.Connection, tenant: str) -> dict[str, float]:

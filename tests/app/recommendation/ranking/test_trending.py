@@ -176,6 +176,6 @@ def test_the_command_drops_the_counts_of_items(client: Client, capsys: pytest.Ca
     assert trending(client) == pytest.approx({"item-1": 1, "item-2": 1, "item-3": 1}, rel=1e-3)
     url, directory = client.settings.redis_url, str(client.settings.data_dir)
     where = ["--data-dir", directory] if url is None else ["--redis-url", url]
-    assert run_command("items", "drop-counts", "item-1", "item-3", *where) == 0
-    assert "the live counts of 2 items are deleted" in capsys.readouterr().out
+    assert run_command("items", "drop-counts", "item-1", "item-3", "misspelt", *where) == 0
+    assert capsys.readouterr().out == "the live counts of 2 items are deleted\nno live counts: 'misspelt'\n"
     assert trending(client) == pytest.approx({"item-2": 1}, rel=1e-3)
