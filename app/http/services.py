@@ -80,7 +80,8 @@ class Services:
 
     def sample(self) -> None:
         """Write the current queue depths and buffered observations to the metrics."""
-        self.metrics.sample(sum(service.store.waiting for service in self.by_tenant.values()))
+        waiting = sum(service.store.waiting for service in self.by_tenant.values())
+        self.metrics.sample(waiting, ignores_keys_file=self.keyring is not None and self.keyring.ignores_file)
         self.metrics.store.set_distrusted(self.store_failure is not None)
 
 

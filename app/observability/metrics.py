@@ -61,6 +61,9 @@ class Metrics:
             "store (store), updated every second",
             ["queue"],
         )
+        self._ignored = instruments.gauge(
+            "lisarec_keys_file_ignored", "1 while a process cannot use the changed keys file", mode="livemax"
+        )
 
     @property
     def declared(self) -> Sequence[DeclaredMetric]:
@@ -76,12 +79,13 @@ class Metrics:
         registry.register(WorkerProcesses(living_workers(self.shared_dir)))
         return in_text(registry)
 
-    def sample(self, store_waiting: int) -> None:
-        """Record the current queue depths, and flush the observations since the last call."""
+    def sample(self, store_waiting: int, *, ignores_keys_file: bool = False) -> None:
+        """Record these numbers and the other queue depths, and flush the observations since the last call."""
         self._instruments.flush()
         self._queue_depth.labels("requests").set(self.requests.in_progress)
         self._queue_depth.labels("engine").set(self.engine.in_progress)
         self._queue_depth.labels("store").set(store_waiting)
+        self._ignored.set(ignores_keys_file)
 
 
 class RequestMetrics:

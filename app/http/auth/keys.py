@@ -205,10 +205,14 @@ def _hash(text: str) -> str:
 
 
 class Keyring:
-    """The keys of a file, which is read again when it changes. If it then cannot be used, the keys stay the same."""
+    """The keys of a file, which is read again when it changes. If it then cannot be used, the keys stay the same.
+
+    ignores_file  whether the file cannot be used since its last change
+    """
 
     def __init__(self, path: Path, tenants: Iterable[str]) -> None:
         """Read the file; raises KeysFileError if it cannot be used."""
+        self.ignores_file = False
         self._file = WatchedFile(path)
         self._tenants = frozenset(tenants)
         self._replace(read(path))
@@ -235,8 +239,10 @@ class Keyring:
             return
         try:
             self._replace(read(self._file.path))
+            self.ignores_file = False
             logger.warning("reloaded the keys file: %d valid keys", len(self._keys))
         except KeysFileError as exc:
+            self.ignores_file = True
             logger.error("ignoring the changed keys file: %s", exc)
 
     def _replace(self, keys: list[Key]) -> None:

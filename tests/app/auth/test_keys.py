@@ -13,7 +13,9 @@ from pydantic import ValidationError
 
 from app.http.auth import watched_file
 from app.http.auth.keys import SCOPES, Key, Keyring, KeysFileError, add, make, read, remove
-from tests.app.support import run_command
+from app.settings import Settings
+from tests.app.conftest import Client
+from tests.app.support import bearer, run_command
 
 SHOP = "https://shop.example"
 TENANTS = ("main", "books")
@@ -159,6 +161,20 @@ class TestTheKeyring:
     def test_does_not_start_without_a_file(self, file: Path) -> None:
         with pytest.raises(KeysFileError, match="lisarec keys add"):
             Keyring(file, TENANTS)
+
+
+def test_the_metrics_tell_whether_the_changed_file_is_ignored(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "POLL_EVERY_S", 0)
+    text, key = make("main", ["metrics:read"])
+    add(tmp_path / "keys", key)
+    valid = (tmp_path / "keys").read_text()
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state", keys_file=tmp_path / "keys"))
+    for content, ignored in ((valid, "0.0"), (valid + "{", "1.0"), (valid, "0.0")):
+        (tmp_path / "keys").write_text(content)
+        assert f"lisarec_keys_file_ignored {ignored}" in client.get("/metrics", headers=bearer(text)).text
+    client.close()
 
 
 def test_the_cli_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
