@@ -38,8 +38,8 @@ def sections_of(page: str) -> dict[str, str]:
     return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, ANYWHERE))
 
 
-RULES, ARTICLES = sections_of("lists/recipes.md"), sections_of("lists/articles.md")
-GROCERIES, LISTINGS = sections_of("lists/groceries.md"), sections_of("lists/listings.md")
+RULES, ARTICLES = sections_of("lists/recipes.md"), sections_of("industries/articles.md")
+GROCERIES, LISTINGS = sections_of("industries/groceries.md"), sections_of("industries/listings.md")
 PAGES = RULES | ARTICLES | GROCERIES | LISTINGS
 SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | PAGES
 NEWSROOM, GROCER, RECEIPTS = "Publish", "Describe what you sell", "Import the night's receipts"
