@@ -53,6 +53,11 @@ class LiveCatalogue(TrainedCatalogue):
         self.catch_up()
 
     @property
+    def is_complete(self) -> bool:
+        """Whether this process has read all values of items that the tenant has set."""
+        return self._overrides.is_complete
+
+    @property
     def switched_on(self) -> Bitmap:
         """The items that the shop has not switched off, regardless of their dates."""
         return self._availability.switched_on.true

@@ -29,6 +29,7 @@ from model.artifact.string_table import NO_MATCH
 from model.artifact.word_index import Search
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
+from storage.errors import StorageUnavailable
 from storage.records import PropertyType
 
 
@@ -83,7 +84,7 @@ class Selector:
         """Return the selection of each request, in order.
 
         raises  InvalidRequest                when an expression cannot be used; the error has the place and the reason
-                StorageError                  when properties of a user are needed and cannot be read
+                StorageError                  when properties of a user or of items are needed and cannot be read
                 Overloaded, ClientDisconnect  as `FairThread.run` does
         """
         return [
@@ -95,6 +96,8 @@ class Selector:
         if isinstance(request, PersonalSearch):
             work = partial(matches, self._catalogue, request.text, request.k)
             return await self._thread.run(work, len(self._catalogue), requester)
+        if not self._catalogue.is_complete and _depends_on_items(request):
+            raise StorageUnavailable("the items have not been read yet", "unreachable")
         caps = [await self._cap(name, most, path, requester) for name, most in request.max_per.items()]
         worth = None if request.objective is None else await self._worth(request.objective, path, requester)
         if not request.filters and not isinstance(request.boost, tuple):
@@ -188,6 +191,12 @@ class Selector:
             return await self._thread.run(partial(expressions.evaluate, expression), len(self._catalogue), requester)
         except InvalidExpression as exc:
             raise InvalidRequest("an expression cannot be used", [ErrorDetail(field=field, reason=str(exc))]) from None
+
+
+def _depends_on_items(request: RecommendationRequest) -> bool:
+    """Return whether the request depends on what the tenant says about items."""
+    has_expressions = bool(request.filters) or isinstance(request.boost, tuple)
+    return has_expressions or request.scenario is not None or bool(request.max_per) or request.objective is not None
 
 
 def matches(catalogue: LiveCatalogue, query: str, enough: int) -> Selection:

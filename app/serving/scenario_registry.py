@@ -61,7 +61,7 @@ class ScenarioRegistry:
                 StorageUnavailable  when this process has not yet read any scenarios
         """
         if self._revision is None:
-            raise StorageUnavailable("no scenarios have been loaded yet")
+            raise StorageUnavailable("no scenarios have been loaded yet", "unreachable")
         return [
             self._resolve(request, experiment, f"requests.{place}." if len(requests) > 1 else "")
             for place, request in enumerate(requests)

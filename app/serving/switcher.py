@@ -160,6 +160,7 @@ class GenerationSwitcher:
                 self._context.overrides.start_over()
         if version > self._context.overrides.version:
             await self.refresh_items()
+        self._context.overrides.is_complete = True
 
     async def _follow_active(self, active: NamedGeneration | None) -> None:
         wanted = _to_load(self.current, active)
@@ -212,8 +213,7 @@ class GenerationSwitcher:
 
     async def _rebuild(self, before: ServedGeneration, build: Build) -> None:
         """Serve the same generation with a new catalogue, unless the last rebuild is too recent or nothing is new."""
-        begin_s = asyncio.get_running_loop().time()
-        if begin_s < self.rebuild_at_s:
+        if (begin_s := asyncio.get_running_loop().time()) < self.rebuild_at_s:
             return
         try:
             rebuilt = await self._while_refreshing_items(build(before))

@@ -25,11 +25,13 @@ class ItemOverrides:
     version       the version of the store up to which all changes are read
     change_count  the number of changes read
     held          the tenant's declared properties
+    is_complete   whether all changes were read once; until then, items may lack values that they have
     """
 
     def __init__(self) -> None:
         self.version = 0
         self.change_count = 0
+        self.is_complete = False
         self.held = NO_PROPERTIES
         self._values = CatalogueValues.of_no_catalogue()
         self._lock = Lock()  # held while changing this object, or copying from it

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.http.error_responses import STORAGE_REASONS
+from app.serving import switcher
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import Settings, with_password
 from model.artifact.model_directory import load
 from storage.errors import FailureCause, StorageUnavailable
+from storage.records import ItemChanges
 from storage.redis.store import RedisOptions
 from tests.app.conftest import Client
 from tests.storage.redis.servers import RedisServer
@@ -164,6 +166,58 @@ def test_the_service_starts_without_redis_and_finds_it_later(
         redis_server.start()
         wait_until_taken(client, click("ada", "a"))
         assert client.recommend("ada")["source"] == "personalised"
+
+
+RULED: dict[str, dict[str, object]] = {
+    "filter": {"filter": "!known(item.age_limit) || item.age_limit <= 6.0"},
+    "boost": {"boost": ["item.age_limit"], "exclude": ["item-0", "item-1", "item-2"]},
+    "objective": {"objective": "age_limit", "exclude": ["item-0", "item-1", "item-2"]},
+    "scenario": {"scenario": "kids"},
+}
+
+
+def test_no_rule_lets_items_pass_before_their_values_are_read(
+    start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that started without Redis reads the items in pages, and answers requests between these."""
+    adult = [f"item-{row}" for row in range(3)]
+    with closing(start(tmp_path, redis_url=redis_server.url)) as before:
+        for item_id in adult:
+            properties = {"properties": {"age_limit": 18}}
+            assert before.request("PUT", f"/v1/items/{item_id}", json=properties).status_code == 200
+        assert before.request("PUT", "/v1/admin/scenarios/kids", json=RULED["filter"]).status_code == 200
+    redis_server.kill()
+    monkeypatch.setattr(switcher, "ITEM_CHANGES_PER_READ", 1)
+    with closing(start(tmp_path, redis_url=redis_server.url)) as client:
+        seen: list[tuple[str, int]] = []
+
+        async def ask() -> None:
+            for name, rule in RULED.items():
+                answer = await client.http.post("/v1/recommendations", json={"user_id": "ada", "k": 60, **rule})
+                seen.append((name, answer.status_code))
+                if answer.status_code == 200:
+                    assert not {item["item_id"] for item in answer.json()["items"]} & set(adult)
+                else:
+                    assert answer.json()["error"]["code"] == "storage_unavailable"
+
+        store = client.service.store
+        read_page = store.item_changes
+
+        async def ask_and_read(tenant: str, after: int, limit: int) -> ItemChanges:
+            await ask()
+            page: ItemChanges = await read_page(tenant, after, limit)
+            return page
+
+        monkeypatch.setattr(store, "item_changes", ask_and_read)
+        client.runner.run(ask())
+        redis_server.start()
+        wait_until(lambda: client.get("/v1/items/item-2").json()["properties"] == {"age_limit": 18.0})
+        client.runner.run(client.service.switcher.poll())
+        assert len(seen) > 2 * len(RULED)
+        assert {status for _, status in seen} == {503}
+        wait_until(lambda: client.post("/v1/recommendations", json={"user_id": "ada", **RULED["scenario"]}).is_success)
+        client.runner.run(ask())
+        assert [status for _, status in seen[-len(RULED) :]] == [200] * len(RULED)
 
 
 def test_states_and_log_are_there_after_redis_was_killed(client: Client, redis_server: RedisServer) -> None:
