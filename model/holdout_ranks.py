@@ -16,9 +16,9 @@ from model.data.interactions import Histories, Interactions, histories_before, s
 from model.inference.scan_torch import select_top_k
 from model.lisa.histogram import history_histogram
 from model.lisa.recent_attention import recent_windows
+from model.lisa.seen_items import newest_seen
 from model.metrics import CUTOFFS
 
-RECENT_ITEMS = 24  # recently seen items of a served state
 USERS_PER_BLOCK = 256
 SAMPLED_NEGATIVES = 100
 
@@ -124,7 +124,7 @@ def excluded_items(seen: NDArray[np.int32], rule: SeenRule) -> NDArray[np.int32]
     """Return the seen items, oldest first, that the seen rule excludes from a user's recommendations."""
     if rule == "none":
         return seen[:0]
-    return seen[-RECENT_ITEMS:] if rule == "recent" else seen
+    return newest_seen(seen) if rule == "recent" else seen
 
 
 def missed_rank(items: int) -> int:

@@ -198,8 +198,7 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
         if row < 0:
             continue
         if seen[event]:
-            recent[user, item_count[user] % recent.shape[1]] = row
-            item_count[user] += 1
+            _push_item(recent, item_count, user, row)
         if weight <= 0:
             continue
         n[user] += 1
@@ -233,6 +232,22 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
             last_us[user] = timestamps_us[event]
             for book in range(codes.shape[1]):
                 last_codes[user, book] = cold_codes[event, book] if is_cold else codes[row, book]
+
+
+@numba.njit
+def _push_item(recent, item_count, user, row):  # type: ignore[no-untyped-def]
+    size = recent.shape[1]
+    after_newest = np.int64(item_count[user] % size) + size
+    age = 1
+    while age <= size and recent[user, (after_newest - age) % size] != row:
+        age += 1
+    if age > size:
+        recent[user, after_newest % size] = row
+        item_count[user] += 1
+        return
+    for newer in range(age, 1, -1):
+        recent[user, (after_newest - newer) % size] = recent[user, (after_newest - newer + 1) % size]
+    recent[user, (after_newest - 1) % size] = row
 
 
 @numba.njit

@@ -71,8 +71,14 @@ def _push_id(state: State, event: Event) -> None:
 
 
 def _push_item(state: State, item: int) -> None:
-    count = int(state["item_count"])
-    state["recent_items"][count % ITEM_RING] = item
+    """Make the item the newest one; it has one place, or a few items that are used again and again would take all."""
+    ring, count = state["recent_items"], int(state["item_count"])
+    newest_first = (count - 1 - np.arange(ITEM_RING)) % ITEM_RING  # slots
+    if len(ages := np.flatnonzero(ring[newest_first] == item)):
+        moved = newest_first[: ages[0] + 1]
+        ring[moved] = np.append(item, ring[moved[:-1]])
+        return
+    ring[count % ITEM_RING] = item
     state["item_count"] = count + 1
 
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 #   anchor             u8        the step at which bins were last on the scale of the true histogram
 #   last_timestamp_us  i8        of the last item, INT64_MIN = none yet
 #   event_count        u8        events folded, each pushed its id;     newest in slot (event_count - 1) % 20
-#   item_count         u8        of these on known items and seen, each pushed;  newest in slot (item_count - 1) % 24
+#   item_count         u8        known and seen items that were not in their ring;  newest in slot (item_count - 1) % 24
 #   recent_event_ids   u8[20]    ring of 64-bit hashes of event ids, 0 = empty
 #   bins               f4[R,B,W] true histogram * exp(rate_r * (n - anchor))
-#   recent_items       i4[24]    ring of rows of the codes that were seen, -1 = empty
+#   recent_items       i4[24]    ring of rows of the codes that were seen, each once, -1 = empty
 #   stepped_items      i4[K]     rows of the newest items that stepped, newest first, -1 = none; the first is last_item
 #   recent_id_times_s  u4[20]    ring, beside recent_event_ids: their id-times in seconds, rounded up
 #   low_water_s        u4        the newest id-time evicted from that ring
@@ -106,7 +106,7 @@ def empty_state(dtype: np.dtype[np.void], tag: bytes) -> State:
 
 
 def recent_items(state: State) -> NDArray[np.int32]:
-    """Return the rows (at most 24,) of the newest items of the state, newest first, repeats included."""
+    """Return the rows (at most 24,) of the newest seen items of the state, newest first."""
     ring: NDArray[np.int32] = state["recent_items"]
     next_slot = int(state["item_count"]) % len(ring)
     newest_first = np.concatenate((ring[:next_slot][::-1], ring[next_slot:][::-1]))

@@ -50,8 +50,9 @@ def test_ranks_count_every_shown_item_that_scores_at_least_as_much(seen_rule: Se
     events, scores = random_events(0, score_levels)
     expected = []
     for row, (target, history) in enumerate(zip(events.targets, events.histories, strict=True)):
-        hidden = {"none": history[:0], "recent": history[-24:], "all": history}[seen_rule]
-        shown = set(range(ITEMS)) - {int(item) for item in hidden}
+        newest = [*dict.fromkeys(history[::-1].tolist())][:24]
+        hidden = {"none": [], "recent": newest, "all": history.tolist()}[seen_rule]
+        shown = set(range(ITEMS)) - set(hidden)
         others = sum(scores[row, item] >= scores[row, target] for item in shown - {int(target)})
         expected.append(1 + others if int(target) in shown else max(ITEMS, 50) + 1)
     assert ranks_full(events, scorer(scores), seen_rule).tolist() == expected
@@ -67,8 +68,9 @@ def test_the_best_that_may_be_shown_are_recommended_ties_by_item_order(
     events, scores = random_events(0, score_levels)
     _, recommended = ranks_and_recommendations(events, scorer(scores), seen_rule, k)
     for row, history in enumerate(events.histories):
-        hidden = {"none": history[:0], "recent": history[-24:], "all": history}[seen_rule]
-        shown = sorted(set(range(ITEMS)) - {int(item) for item in hidden}, key=lambda item: (-scores[row, item], item))
+        newest = [*dict.fromkeys(history[::-1].tolist())][:24]
+        hidden = {"none": [], "recent": newest, "all": history.tolist()}[seen_rule]
+        shown = sorted(set(range(ITEMS)) - set(hidden), key=lambda item: (-scores[row, item], item))
         assert recommended[row].tolist() == (shown + [-1] * k)[:k]
 
 

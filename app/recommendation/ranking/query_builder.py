@@ -22,8 +22,9 @@ from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 from model.lisa.histogram import history_histogram
 from model.lisa.item_intervals import NO_PURCHASES, DueItems, due_items
+from model.lisa.seen_items import newest_seen
 from storage.state.generation import Generation
-from storage.state.layout import ITEM_RING, recent_items
+from storage.state.layout import recent_items
 
 
 @dataclass(slots=True)  # not frozen, because every request creates one and freezing takes five times as long
@@ -158,7 +159,7 @@ class QueryBuilder:
         rows = self._catalogue.rows(item_ids)
         if not len(rows):
             return NO_HISTORY
-        recent, log = rows[-ITEM_RING:], SeenRows(rows, NO_ROWS, None)
+        recent, log = newest_seen(rows), SeenRows(rows, NO_ROWS, None)
         if not self._has_model:
             return History(None, recent, log)
         counts = self._engine.history_counts[rows]

@@ -185,7 +185,7 @@ def allowed_items(request: dict[str, Any]) -> set[str]:
     """The filters of a request, spelled out."""
     history = request["history"] if "history" in request else SEEN[request["user_id"]]
     past = [item for item in history if item in ALL_ITEMS]
-    seen = {"none": [], "recent": past[-ITEM_RING:], "all": past}[request["exclude_seen"]]
+    seen = {"none": [], "recent": [*dict.fromkeys(past[::-1])][:ITEM_RING], "all": past}[request["exclude_seen"]]
     wanted = request.get("categories")
     return {
         item

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from model.config import MECHANISMS, SERVED_MECHANISMS, WEIGHT_RANGE, ModelConfig
-from model.holdout_ranks import RECENT_ITEMS
 from model.lisa.histogram import history_histogram
 from model.lisa.lisa_mini import LisaMini
+from model.lisa.seen_items import RECENT_ITEMS
 from model.mechanisms.export import served_model
 from model.mechanisms.network import MechanismNetwork
 from storage.state.event import Event

@@ -127,7 +127,7 @@ def assert_state_is(value: bytes | None, expected: NaiveUser) -> None:
     assert state["event_count"] == len(expected.ids)
     assert state["has_unlearned"] == bool(expected.unlearned)
     assert state["n"] == expected.steps
-    assert recent_items(state).tolist() == expected.items[::-1][:24]
+    assert recent_items(state).tolist() == [*dict.fromkeys(expected.items[::-1])][:24]
     newest = expected.stepped[::-1][: generation.stepped_items]
     assert state["stepped_items"].tolist() == newest + [-1] * (generation.stepped_items - len(newest))
     shown = zip(*(state[f"shown_{name}"].tolist() for name in ("items", "times_s", "counts")), strict=True)

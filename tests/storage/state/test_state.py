@@ -89,6 +89,13 @@ class TestFold:
         assert (state["n"], state["last_item"], state["event_count"]) == (0, -1, 2)
         assert recent_items(state).tolist() == [1]
 
+    def test_an_item_that_is_used_again_and_again_takes_one_place_of_the_recent_ones(self) -> None:
+        generation = make_generation()
+        films = [click(f"film{item}", item=item) for item in range(10)]
+        episodes = [click(f"episode{number}", item=11) for number in range(30)]
+        state = folded(generation, [*films, *episodes, click("again", item=3)])
+        assert recent_items(state).tolist() == [3, 11, 9, 8, 7, 6, 5, 4, 2, 1, 0]
+
 
 class TestIdTime:
     def test_a_uuid7_carries_its_own_time(self) -> None:
