@@ -5,6 +5,7 @@ The scripts of other pages that make tables for the service run here too.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -40,10 +41,14 @@ def sections_of(page: str) -> dict[str, str]:
 
 RULES, ARTICLES = sections_of("lists/recipes.md"), sections_of("industries/articles.md")
 GROCERIES, LISTINGS = sections_of("industries/groceries.md"), sections_of("industries/listings.md")
-PAGES = RULES | ARTICLES | GROCERIES | LISTINGS
+STREAMING = sections_of("industries/streaming.md")
+PAGES = RULES | ARTICLES | GROCERIES | LISTINGS | STREAMING
 SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | PAGES
 NEWSROOM, GROCER, RECEIPTS = "Publish", "Describe what you sell", "Import the night's receipts"
 MARKETPLACE, FORGET = "Post listings", "Relist, take down and forget"
+STUDIO = "Describe titles and profiles"
+PLAYS, AGES, SHARE = "Post plays", "Keep age limits and licences", "Give originals a fixed share"
+PAGE, SEARCH, TRACKS = "Fill a page of rows", "Search within the rules", "Choose the next track"
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
 TABLE, CART = "Import a messy export", "With what is in the cart"
 VECTORS = "Make vectors of titles"
@@ -67,12 +72,17 @@ class Shop:
         """Run commands after the definitions of the page, and return what they print."""
         definitions = self.setting.partition("\n\n")[0]
         program = f"{definitions}\nlisarec() {{ '{sys.executable}' -m app \"$@\"; }}\n{commands}"
-        environment = os.environ | {"LISAREC_URL": self.url, "PYTHONPATH": str(ROOT)}
+        path = f"{ROOT}{os.pathsep}{ROOT / 'clients'}"
+        environment = os.environ | {"LISAREC_URL": self.url, "PYTHONPATH": path}
         done = subprocess.run(
             ["bash", "-euc", program], cwd=self._directory, env=environment, capture_output=True, text=True,
             timeout=PATIENCE_S, check=True,
         )  # fmt: skip
         return done.stdout
+
+    def run_python(self, script: str) -> str:
+        """Run a script of the page, and return what it prints."""
+        return self.run(f"'{sys.executable}' - <<'END'\n{script}\nEND")
 
     def answer(self, commands: str) -> Any:
         """Run commands and return the answer to the last one."""
@@ -143,6 +153,13 @@ def marketplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         yield marketplace
 
 
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with started(tmp_path_factory.mktemp("streaming"), blocks(STUDIO, "sh")[0]) as studio:
+        wait_for_scores(studio, [float(count) for count in range(11, 1, -1)])
+        yield studio
+
+
 def assert_answer(found: Any, shown: str) -> None:
     """What the page shows is the answer, but for the id, which is another one each time."""
     expected = json.loads(shown)
@@ -197,6 +214,55 @@ def test_listings(marketplace: Shop) -> None:
         assert_answer(marketplace.answer(commands), shown)
     (commands,), (shown,) = blocks(FORGET, "sh"), blocks(FORGET, "json")
     assert marketplace.answer(commands) == json.loads(shown)
+
+
+@pytest.fixture(scope="module")
+def streaming_rules() -> str:
+    """The line that sets the variable of the page's rules."""
+    return blocks(AGES, "sh")[0].partition("\n")[0] + "\n"
+
+
+@pytest.mark.parametrize("section", [AGES, TRACKS])
+def test_streaming_lists(studio: Shop, streaming_rules: str, section: str) -> None:
+    (commands,), (shown,) = blocks(section, "sh"), blocks(section, "json")
+    assert_answer(studio.answer(streaming_rules + commands), shown)
+
+
+def test_pages_and_searches_of_profiles_print_what_is_shown(studio: Shop) -> None:
+    scripts = [*blocks(PAGE, "python"), *blocks(SEARCH, "python")]
+    assert studio.run_python("\n".join(scripts)) == "".join([*blocks(PAGE, "text"), *blocks(SEARCH, "text")])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_page_of_rows_is_that_of_one_call_after_the_other(studio: Shop, k: int) -> None:
+    (script,) = blocks(PAGE, "python")
+    definitions, _, uses = script.partition("\nrows = ")
+    rows = ast.literal_eval(uses.partition("\nfor ")[0])
+    print_page = f"print([[item['item_id'] for item in row[2]] for row in page('house-20:ben', {rows}, {k})])"
+    shown, expected = list[str](), []
+    rules = re.findall('RULES = "(.*)"', definitions)[0]
+    for row in rows:
+        asked = {"user_id": "house-20:ben", "filter": rules, "k": k, "exclude": shown, **row}
+        answer = httpx.post(f"{studio.url}/v1/recommendations", json=asked, timeout=PATIENCE_S).json()
+        expected.append([item["item_id"] for item in answer["items"]])
+        shown += expected[-1]
+    assert ast.literal_eval(studio.run_python(f"{definitions}\n{print_page}")) == expected
+    assert len(shown) == len(set(shown))
+
+
+def test_an_evening_of_episodes_counts_once(studio: Shop) -> None:
+    (commands,) = blocks(PLAYS, "sh")
+    studio.run(commands)
+    assert [json.loads(line)["duplicates"] for line in studio.run(commands).splitlines()] == [1, 1, 1]
+    log = httpx.get(f"{studio.url}/v1/users/house-21:eve/events", timeout=PATIENCE_S).json()["events"]
+    assert [event["item_id"] for event in log] == ["night-train"]
+
+
+def test_originals_have_their_share(studio: Shop, streaming_rules: str) -> None:
+    (commands,) = blocks(SHARE, "sh")
+    lists = studio.answer(streaming_rules + commands)["results"]
+    titles = [[item["item_id"] for item in one["items"]] for one in lists]
+    assert titles == [["fox-school", "north-coast", "red-harbour"], ["night-train", "deep-ice", "bear-days", "old-fox"]]
 
 
 def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
