@@ -25,7 +25,7 @@ class ItemOverrides:
     version       the version of the store up to which all changes are read
     change_count  the number of changes read
     held          the tenant's declared properties
-    is_complete   whether all changes were read once; until then, items may lack values that they have
+    is_complete   whether all changes were read; until then, items may lack values that the store has
     """
 
     def __init__(self) -> None:
@@ -55,6 +55,7 @@ class ItemOverrides:
         """Read all changes again, and accept any declared properties."""
         with self._lock:
             self.version = 0
+            self.is_complete = False
             self._set_held(NO_PROPERTIES)
 
     def apply(self, changes: ItemChanges) -> None:

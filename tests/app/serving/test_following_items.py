@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from app.serving import switcher
 from app.serving.served_generation import ServedGeneration, TenantContext
 from app.settings import Settings
-from storage.records import ItemCodes, ItemEntry, TenantPointers
+from storage.records import ItemChanges, ItemCodes, ItemEntry, TenantPointers
 from tests.app.conftest import Client, item_id, write_model
 from tests.waiting import PATIENCE_S, until
 
@@ -59,6 +60,31 @@ def test_a_store_that_lost_changes_is_read_from_its_beginning(client: Client, mo
     poll(client, monkeypatch, items_version=2)
     client.runner.run(client.service.switcher.refresh_items())
     assert changes_read(client) == before + 1 + 6
+
+
+def test_no_rule_lets_items_pass_while_a_store_that_lost_changes_is_read_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adult = [item_id(number) for number in range(3)]
+    for one in adult:
+        assert client.request("PUT", f"/v1/items/{one}", json={"properties": {"age_limit": 18}}).status_code == 200
+    asked = {"history": [], "k": 60, "filter": "!known(item.age_limit) || item.age_limit <= 6.0"}
+    store, statuses = client.service.store, list[int]()
+    read_page = store.item_changes
+
+    async def ask_and_read(tenant: str, after: int, limit: int) -> ItemChanges:
+        answer = await client.http.post("/v1/recommendations", json=asked)
+        statuses.append(answer.status_code)
+        assert not {item["item_id"] for item in answer.json().get("items", [])} & {*adult}
+        page: ItemChanges = await read_page(tenant, after, limit)
+        return page
+
+    with monkeypatch.context() as patched:
+        patched.setattr(switcher, "ITEM_CHANGES_PER_READ", 1)
+        patched.setattr(store, "item_changes", ask_and_read)
+        poll(client, monkeypatch, items_version=2)
+    assert statuses.count(503) > len(adult)
+    assert len(client.post("/v1/recommendations", json=asked).json()["items"]) == 60 - len(adult)
 
 
 @pytest.fixture
