@@ -22,6 +22,7 @@ class Answered:
     requests: int
     p50_us: float
     p90_us: float
+    p99_us: float
 
     @classmethod
     def of(cls, said: str) -> Answered:
@@ -30,7 +31,7 @@ class Answered:
         times = {share: float(time) * UNITS_US[unit] for share, time, unit in PERCENTILE.findall(said)}
         if "Non-2xx" in said or "Socket errors" in said or requests is None or requests[1] == "0" or "50" not in times:
             raise RuntimeError(said)
-        return cls(int(requests[1]), times["50"], times["90"])
+        return cls(int(requests[1]), times["50"], times["90"], times["99"])
 
 
 def require_wrk() -> None:
