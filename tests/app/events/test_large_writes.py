@@ -7,12 +7,14 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.events import ingest
-from app.http.dependencies import LONG_BODY_BYTES
+from app.http import dependencies
+from app.http.dependencies import DECODER, LONG_BODY_BYTES
 from app.serving.item_updates import parse_items
 from tests.app.conftest import Client, item_id
 from tests.waiting import until
@@ -121,13 +123,11 @@ def test_a_key_s_large_bodies_wait_for_their_turns_unparsed(
     for method in ("append", "put_items"):
         monkeypatch.setattr(store, method, held.around(getattr(store, method)))
 
-    def loads(text: str | bytes, **options: Any) -> object:
-        if isinstance(text, str) and text.startswith("["):
-            parsed.append(len(text))
-        return parse_json(text, **options)
+    def decode(text: str) -> object:
+        parsed.append(len(text))
+        return DECODER.decode(text)
 
-    parse_json = json.loads
-    monkeypatch.setattr("json.loads", loads)
+    monkeypatch.setattr(dependencies, "DECODER", SimpleNamespace(decode=decode))
     count = LARGE if size == "many" else SMALL + 1
     text = "" if size == "many" else " " * LONG_BODY_BYTES
     body = [{"user_id": f"{n}", "item_id": item_id(n)} for n in range(count)]

@@ -53,7 +53,8 @@ def test_the_whole_evaluation_equals_the_parallel_forward_and_a_sort(
         if len(names) < 3:
             continue
         items = [index[name] for name in names]
-        hidden = {"none": set(), "recent": set(items[:-1][-24:]), "all": set(items[:-1])}[seen_rule]
+        recent = [*dict.fromkeys(items[-2::-1])][:24]
+        hidden = {"none": set(), "recent": set(recent), "all": set(items[:-1])}[seen_rule]
         with torch.inference_mode():
             query = loaded.model(torch.tensor(items[:-1]))[-1]
             scores = (loaded.model.item_vectors() @ query + loaded.model.bias).tolist()

@@ -264,7 +264,8 @@ def test_without_a_model_it_says_so(browser: Browser, tmp_path: Path, monkeypatc
         assert page.evaluate(after) == '"nothing to recommend"'
         for part in ("#histogram", "#legend", "#axes", "#card"):
             expect(page.locator(part)).to_be_hidden()
-        httpx.post(f"{url}/v1/events", json=[{"user_id": "ann", "item_id": "item-4"}] * 3).raise_for_status()
+        events = [{"user_id": "ann", "item_id": f"item-{number}"} for number in range(4, 7)]
+        httpx.post(f"{url}/v1/events", json=events).raise_for_status()
         open_user(page, "ann")
         expect(page.locator("#state-size")).to_have_text("3 events")
         expect(page.locator("#history")).to_have_text("nothing that a model has learned")
