@@ -278,7 +278,8 @@ def _as_text(path: Path, column: pl.Series, *, is_set: bool = False) -> pl.Serie
 
     raises  DataError  when it has neither numbers nor texts, or a text of a list has a ``|``
     """
-    if is_set and column.dtype == pl.List(pl.String):
+    if is_set and column.dtype in (pl.List(pl.String), pl.List(pl.Null)):  # the latter are all empty
+        column = column.cast(pl.List(pl.String))
         if column.explode().str.contains("|", literal=True).any():
             raise DataError(f"{path}: a text in column {column.name!r} has a |, which separates them; replace it")
         return column.list.join("|").str.replace(r"^([^|]+)$", "${1}|")  # so that one text is a set, too

@@ -6,7 +6,9 @@ import io
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
 import polars as pl
 
@@ -15,6 +17,9 @@ from model.data.interactions import DataError
 JSON_SUFFIXES = (".jsonl.gz", ".jsonl", ".json.gz", ".json")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ARRAY = re.compile(rb"\s*\[")
+JSON_TEXT = r"(?s)^(\[.*\]|\{.*\})$"
+LISTS, RECORDS, BOOLEANS, NUMBERS, TEXTS = "lists", "records", "booleans", "numbers", "texts"
+KINDS: Mapping[type, str] = {list: LISTS, dict: RECORDS, bool: BOOLEANS, int: NUMBERS, float: NUMBERS, str: TEXTS}
 
 
 def is_json(path: Path) -> bool:
@@ -27,41 +32,70 @@ def json_records(path: Path, raw: bytes) -> pl.DataFrame:
 
     A column with both texts and numbers has texts.
 
-    raises  DataError  which names the first line that is no record
+    raises  DataError  which names the first line that is no record, or a field of several kinds
     """
     raw = raw.removeprefix(BYTE_ORDER_MARK)
     if not raw.strip():
         raise DataError(f"{path} is empty; it needs at least one record")
     try:
         if ARRAY.match(raw):
-            return pl.read_json(io.BytesIO(raw), infer_schema_length=None)
-        return pl.read_ndjson(io.BytesIO(raw), infer_schema_length=None)
+            frame = pl.read_json(io.BytesIO(raw), infer_schema_length=None)
+        else:
+            frame = pl.read_ndjson(io.BytesIO(raw), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as exc:
-        raise _first_problem(path, raw, str(exc)) from exc
+        raise _first_problem(path, raw) or DataError(f"{path} cannot be read: {str(exc)[:200]}") from exc
+    if any(map(_may_hide_json, frame)) and (problem := _first_problem(path, raw)):
+        raise problem
+    return frame
 
 
-def _first_problem(path: Path, raw: bytes, otherwise: str) -> DataError:
-    """Read the text record by record to name the first problem."""
-    kinds = defaultdict[str, set[type]](set)
-    is_array = bool(ARRAY.match(raw))
+def _may_hide_json(column: pl.Series) -> bool:
+    """Return whether texts of a column, or of its records, may be lists or records, which polars writes so."""
+    if isinstance(column.dtype, pl.Struct):
+        return any(map(_may_hide_json, column.struct.unnest()))
+    return column.dtype == pl.String and bool(column.str.contains(JSON_TEXT).any())
+
+
+def _first_problem(path: Path, raw: bytes) -> DataError | None:
+    """Read the text record by record, and return the first problem, if there is one."""
+    kinds = defaultdict[str, set[str]](set)
+    unit = "row" if ARRAY.match(raw) else "line"
     try:
-        records = json.loads(raw) if is_array else map(_record, raw.splitlines())
-        for number, record in enumerate(records, start=1):
+        for number, record in enumerate(_records(raw), start=1):
             if not isinstance(record, dict):
-                place = f"row {number}" if is_array else f"line {number}"
-                return DataError(f"{path}, {place}: not a JSON record; write one a line, or an array of them")
-            for field, value in record.items():
-                kinds[field].add(type(value))
+                return DataError(f"{path}, {unit} {number}: not a JSON record; write one a line, or an array of them")
+            _note_kinds(kinds, record)
+    except UnicodeDecodeError:
+        return DataError(f"{path} is not UTF-8 text; save it as UTF-8")
     except ValueError as exc:
         return DataError(f"{path} is not JSON: {exc}")
-    if mixed := next((field for field, found in kinds.items() if {list, dict} <= found), None):
-        return DataError(f"{path}: the field {mixed!r} has both lists and records; write one kind, or leave it out")
-    return DataError(f"{path} cannot be read: {otherwise[:200]}")
+    for field, found in kinds.items():
+        if (found & {LISTS, RECORDS} and len(found) > 1) or found == {BOOLEANS, NUMBERS}:
+            named = " and ".join(sorted(found))
+            return DataError(f"{path}: the field {field!r} has both {named}; write one kind, or leave it out")
+    return None
 
 
-def _record(line: bytes) -> object:
-    """Return the record of a line, an empty one for an empty line, and None for what is not JSON."""
-    try:
-        return json.loads(line or b"{}")
-    except ValueError:
-        return None
+def _records(raw: bytes) -> Iterator[object]:
+    """Yield the records, an empty one for an empty line, and None for a line that is not JSON; raises ValueError."""
+    text = raw.decode()
+    if ARRAY.match(raw):
+        yield from json.loads(text, parse_constant=_refuse)
+        return
+    for line in text.split("\n"):
+        try:
+            yield json.loads(line if line.strip() else "{}", parse_constant=_refuse)
+        except json.JSONDecodeError:
+            yield None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"it has {constant}; write null")
+
+
+def _note_kinds(kinds: Mapping[str, set[str]], record: Mapping[str, Any], within: str = "") -> None:
+    for field, value in record.items():
+        if value is not None:
+            kinds[within + field].add(KINDS[type(value)])
+        if isinstance(value, dict):
+            _note_kinds(kinds, value, f"{within}{field}.")

@@ -100,6 +100,20 @@ def test_lists_and_records_of_items_become_sets_and_columns(suffix: str, tmp_pat
     ]
 
 
+@pytest.mark.parametrize("suffix", FORMS)
+def test_a_table_may_have_empty_lists_alone(suffix: str, tmp_path: Path) -> None:
+    table = tmp_path / f"items{suffix}"
+    table.write_bytes(FORMS[suffix]([{"item_id": "a", "categories": [], "tags": []}, {"item_id": "b", "tags": []}]))
+    assert read(table, {}) == [{"item_id": "a"}, {"item_id": "b"}]
+    assert read(table, {}, empty_removes=True)[0] == {"item_id": "a", "categories": [], "properties": {"tags": None}}
+
+
+def test_texts_that_look_like_json_stay_texts(tmp_path: Path) -> None:
+    table = tmp_path / "items.jsonl"
+    table.write_bytes(in_lines([{"item_id": "a", "note": "[new] cup"}, {"item_id": "b", "note": "{}"}]))
+    assert [item["properties"]["note"] for item in read(table, {})] == ["[new] cup", "{}"]
+
+
 def test_a_vector_is_a_list_of_numbers(tmp_path: Path) -> None:
     table = tmp_path / "items.jsonl"
     table.write_bytes(in_lines([{"item_id": "a", "title": "A", "vector": [1, 0.5]}, {"item_id": "b"}]))
@@ -116,7 +130,13 @@ def test_a_vector_is_a_list_of_numbers(tmp_path: Path) -> None:
         (b'{"user_id": "u"}\n{"user_id":\n', "line 2: not a JSON record; write one a line, or an array of them"),
         (b'{"user_id": "u"}\n["u"]\n', "line 2: not a JSON record"),
         (b'{\n "user_id": "u"\n}\n', "line 1: not a JSON record"),
-        (b'{"user_id": "\xff"}\n', "line 1: not a JSON record"),
+        (b'{"user_id": "\xff"}\n', "is not UTF-8 text; save it as UTF-8"),
+        ('{"user_id": "u"}\n'.encode("utf-16"), "is not UTF-8 text; save it as UTF-8"),
+        (b'{"user_id": "u", "value": NaN}\n', "is not JSON: it has NaN; write null"),
+        (b'{"user_id": "u"}\n{"user_id": {"id": 1}}\n', "the field 'user_id' has both records and texts"),
+        (b'[{"user_id": "u"}, {"user_id": {"id": 1}}]', "the field 'user_id' has both records and texts"),
+        (b'{"a": {"tags": ["x"]}}\n{"a": {"tags": "y"}}\n', "the field 'a.tags' has both lists and texts"),
+        (b'{"x": true}\n{"x": 1}\n', "the field 'x' has both booleans and numbers"),
         (b'[{"user_id": "u"}, 3]', "row 2: not a JSON record"),
         (b'{"user_id": "u", "tags": ["a"]}\n{"tags": {"a": 1}}\n', "the field 'tags' has both lists and records"),
         (b'[{"tags": ["a"]}, {"tags": {"a": 1}}]', "the field 'tags' has both lists and records"),
