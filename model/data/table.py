@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.config import ID_PATTERN, ID_RULE, NAME_PATTERN, NAME_RULE
-from model.data.formats.delimited_text import SAVE_OTHERWISE, are_compact_days, delimited_text
+from model.data.formats.delimited_text import COMPACT_TIME, SAVE_OTHERWISE, are_compact_days, delimited_text
 from model.data.formats.json_records import JSON_SUFFIXES, is_json, json_records
 from model.data.interactions import DataError
 
@@ -109,6 +109,7 @@ class Table:
 def unix_times(cells: pl.Series) -> pl.Series:
     """Return Unix times as microseconds, null for cells that are no finite numbers. What is too far stays too far.
 
+    Local times without signs, such as 20251224183000, are no Unix times.
     A number is in seconds. One that would be after the year 9999 is in the first of milliseconds, microseconds and
     nanoseconds in which it is not.
     """
@@ -123,7 +124,8 @@ def unix_times(cells: pl.Series) -> pl.Series:
         .otherwise(number / 1e3)
     )
     numbers = cells.cast(pl.Float64, strict=False)
-    frame = pl.DataFrame({"number": numbers.set(~numbers.is_finite(), None)})
+    is_local = cells.str.contains(COMPACT_TIME + r"(\d{3})?(\.0+)?$")
+    frame = pl.DataFrame({"number": numbers.set(~numbers.is_finite() | is_local, None)})
     furthest = 2e6 * LAST_SECOND  # 64 bits have room
     return frame.select(us=us.clip(-furthest, furthest).round().cast(pl.Int64))["us"]
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-from model.data.formats.delimited_text import COMPACT_DAY, are_compact_days
+from model.data.formats.delimited_text import COMPACT_DAY, COMPACT_TIME, are_compact_days
 from model.data.table import unix_times
 
 DecimalSign = Literal[".", ","]
@@ -42,7 +42,7 @@ class Times(NamedTuple):
 def times_in(cells: pl.Series, timezone: str | None) -> Times:
     """Read Unix seconds, RFC 3339 times, and local ones: 2025-12-24 18:30, 24.12.2025, 24-12-2025, 12/24/2025.
 
-    Numbers such as 20251224 are local days if all numbers of the column can be.
+    Numbers such as 20251224 are local days if all numbers of the column can be. 20251224183000 is a local time.
     A local time that occurs twice, in autumn, is the first one. One that clocks skip, in spring, is not a time.
     """
     texts = cells.fill_null("").str.strip_chars()
@@ -89,6 +89,7 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     tidy = tidy.str.replace(r"^(\d{2})\.(\d{2})\.(\d{4})", "${3}-${2}-${1}")
     tidy = tidy.str.replace(r"^(\d{4})/(\d{2})/(\d{2})", "${1}-${2}-${3}")
     tidy = tidy.str.replace(COMPACT_DAY + r" +(\d+:)", "${1}-${2}-${3} ${4}")
+    tidy = tidy.str.replace(COMPACT_TIME + r"(\.0+)?$", "${1}-${2}-${3}T${4}:${5}:${6}").str.strip_chars_end(":")
     tidy = tidy.str.replace(_ISO_DAY + r"$", "${1}T00:00:00")
     tidy = tidy.str.replace(_ISO_DAY + r"[ T,]+(\d)", "${1}T${2}")
     tidy = tidy.str.replace(r"T(\d{2}:\d{2})$", "T${1}:00")

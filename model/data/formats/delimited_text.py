@@ -23,6 +23,7 @@ SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([\t;,|])"?\r?\n(?=\s*\S)'
 WINDOWS_1252 = "Windows-1252"
 SAVE_OTHERWISE = "save it as CSV (UTF-8) or Parquet"
 COMPACT_DAY = r"^((?:19|20)\d{2})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"
+COMPACT_TIME = COMPACT_DAY + r"([01]\d|2[0-3])([0-5]\d)([0-5]\d)?"  # after the year 2570 in any unit of Unix times
 
 
 @dataclass(frozen=True)

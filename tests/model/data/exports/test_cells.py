@@ -66,6 +66,15 @@ def test_a_compact_day_may_have_a_time() -> None:
     assert found.us.to_list() == [micros(datetime.fromisoformat(time)) for time in expected]
 
 
+@pytest.mark.parametrize("ending", ["", ".0"])
+def test_a_local_time_without_signs_is_no_unix_time(ending: str) -> None:
+    cells = pl.Series([f"20251224183001{ending}", f"202507010905{ending}", "1751360700", f"20251224183001123{ending}"])
+    found = times_in(cells, "Europe/Berlin")
+    expected = ("2025-12-24T18:30:01+01:00", "2025-07-01T09:05:00+02:00", "2025-07-01T09:05:00+00:00")
+    assert found.us.to_list() == [*(micros(datetime.fromisoformat(time)) for time in expected), None]
+    assert times_in(cells, None).by_no_clock.to_list() == [True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
