@@ -22,6 +22,7 @@ _DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
 _HALF_OF_DAY = r"(?i)\s*([ap])\.?m\.?$"  # after a time of twelve hours
 _CLOCK_OR_NOTHING = r"(?i)^\s*(\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[ap]\.?m\.?)?)?\s*$"
 _ISO_DAY = r"^(\d{4}-\d{2}-\d{2})"
+_ZONE_HOURS = r"(\+(?:0\d|1[0-4])|-(?:0\d|1[01]))"  # of inhabited places, unlike the end of 18:30-20:00
 _LOCAL_TIME = _ISO_DAY + r"T\d{2}:\d{2}:\d{2}(\.\d+)?$"
 _DAYS_BEFORE_YEARS = r"^(\d{2})[/-](\d{2})[/-](\d{4})"
 
@@ -69,10 +70,9 @@ def with_rfc3339_times(cells: pl.Series) -> pl.Series:
     Other cells stay as they are, but for a T between a day and a time.
     """
     times = cells.str.replace(_ISO_DAY + r" +(\d)", "${1}T${2}")
-    times = times.str.replace(_ISO_DAY + r"T(\d{2}:\d{2}) *([Zz]|[+-]\d{2})", "${1}T${2}:00${3}")
-    return times.str.replace(_ISO_DAY + r"T([\d:.]+) *([+-]\d{2}):?(\d{2})$", "${1}T${2}${3}:${4}").str.replace(
-        _ISO_DAY + r"T([\d:.]+) *([+-]\d{2})$", "${1}T${2}${3}:00"
-    )
+    times = times.str.replace(_ISO_DAY + rf"T(\d{{2}}:\d{{2}}) *([Zz]|{_ZONE_HOURS})", "${1}T${2}:00${3}")
+    times = times.str.replace(_ISO_DAY + rf"T([\d:.]+) *{_ZONE_HOURS}:?(\d{{2}})$", "${1}T${2}${3}:${4}")
+    return times.str.replace(_ISO_DAY + rf"T([\d:.]+) *{_ZONE_HOURS}$", "${1}T${2}${3}:00")
 
 
 def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:

@@ -278,6 +278,14 @@ def test_a_type_fits_every_cell(cells: list[str]) -> None:
     assert found == next(type_ for type_, fits in fitting.items() if fits)
 
 
+def test_a_day_with_hours_from_and_to_is_no_time_with_a_zone(tmp_path: Path) -> None:
+    cells = ["2026-11-30 18:30-20:00", "2026-12-01 09:00 -12:30", "2026-12-01T09:00-1630"]
+    (tmp_path / "items.csv").write_text(
+        "item_id,open\n" + "".join(f"i{row},{cell}\n" for row, cell in enumerate(cells))
+    )
+    assert [item["properties"]["open"] for item in read(tmp_path / "items.csv", {})] == cells
+
+
 def test_times_with_a_zone_are_sent_as_the_service_takes_them(tmp_path: Path) -> None:
     times = ["2026-11-30T10:00+05:30", "2026-11-30 10:00:00.25 +0530", "2026-11-30T04:30Z", "2026-11-30T10:00:00+05"]
     lines = [f"{number},{text},{text},|{text}" for number, text in enumerate(times)]
