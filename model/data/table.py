@@ -24,6 +24,7 @@ OTHER_SUFFIXES = (".xlsx", ".xls", ".ods")
 VECTOR, CATEGORIES = "vector", "categories"  # lists of numbers; lists of texts, which properties may have, too
 ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
+FIRST_NS = 662_688_000 * 10**9  # 1991; .NET counts up to 2099 in smaller numbers, from the year 1 on
 RFC_3339 = "%Y-%m-%dT%H:%M:%S%.6fZ"
 EXACT_BELOW = 2**53  # a float64 from here on may stand for several integers
 POLARS_ERRORS = (
@@ -111,7 +112,7 @@ def unix_times(cells: pl.Series) -> pl.Series:
 
     Local times without signs, such as 20251224183000, are no Unix times.
     A number is in seconds. One that would be after the year 9999 is in the first of milliseconds, microseconds and
-    nanoseconds in which it is not.
+    nanoseconds, these from 1991 on, in which it is not.
     """
     number, size = pl.col("number"), pl.col("number").abs()
     us = (
@@ -119,7 +120,7 @@ def unix_times(cells: pl.Series) -> pl.Series:
         .then(number * 1e6)
         .when(size <= LAST_SECOND * 1e3)
         .then(number * 1e3)
-        .when(size <= LAST_SECOND * 1e6)
+        .when(size < FIRST_NS)
         .then(number)
         .otherwise(number / 1e3)
     )

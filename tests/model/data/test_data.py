@@ -157,6 +157,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "time NaN": (HEADER + b"u\ti\tNaN\n", "line 2: timestamp 'NaN'"),
     "time inf": (HEADER + b"u\ti\t1\nu\ti\t-inf\n", "line 3: timestamp '-inf'"),
     "time after the year 9999": (HEADER + b"u\ti\t3e20\n", "line 2: timestamp '3e20' is after the year 9999"),
+    "ticks of .NET": (HEADER + b"u\ti\t638712345670000000\n", "line 2: timestamp '638712345670000000' is after"),
     "time beyond 64 bits": (HEADER + b"u\ti\t1e300\n", "line 2: timestamp '1e300'"),
     "time empty": (HEADER + b"u\ti\t\n", "line 2: timestamp ''"),
     "user with a control character": (HEADER + b"u\ti\t1\nu\x7fu\ti\t1\n", "line 3: user_id 'u\\x7fu' is not an id"),
