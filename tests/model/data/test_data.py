@@ -152,7 +152,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "time without a zone": (HEADER + b"u\ti\t2024-01-01T00:00:00\n", "line 2: timestamp '2024-01-01T00:00:00'"),
     "day": (HEADER + b"u\ti\t20251224\n", "line 2: timestamp '20251224' is a day without a time zone"),
     "day and time": (HEADER + b"u\ti\t20251224183000\n", "line 2: timestamp '20251224183000' is neither"),
-    "day, time and ms": (HEADER + b"u\ti\t20251224183000123\n", "line 2: timestamp '20251224183000123' is neither"),
     "month 13": (HEADER + b"u\ti\t2024-13-01T00:00:00Z\n", "line 2: timestamp"),
     "time NaN": (HEADER + b"u\ti\tNaN\n", "line 2: timestamp 'NaN'"),
     "time inf": (HEADER + b"u\ti\t1\nu\ti\t-inf\n", "line 3: timestamp '-inf'"),
