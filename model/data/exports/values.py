@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 
@@ -21,6 +22,7 @@ from model.data.table import INEXACT_TIMES, INEXACT_TIMES_FIX, LAST_SECOND, rfc_
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
 FIRST_USUAL_US = 631_152_000 * 1_000_000  # 1990; other units, such as days of a spreadsheet, come before it
+COORDINATE = r"(?i)(^|[^a-z])(lat|lon|lng|long|latitude|longitude)$"
 ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone UTC"
 
 
@@ -107,9 +109,11 @@ def read_values(found: Examination, mapping: TableMapping) -> None:
 
 
 def negative_numbers(columns: pl.DataFrame) -> dict[str, pl.Series]:
-    """Return where each column of numbers is negative, without those that mostly are, such as degrees west."""
+    """Return where each column of numbers is negative, without coordinates, and those that mostly are."""
     found: dict[str, pl.Series] = {}
     for name in columns.columns:
+        if re.search(COORDINATE, name.strip()):
+            continue
         cells = columns[name].fill_null("").str.strip_chars()
         is_negative = cells.str.starts_with("-")
         if not is_negative.any() or 2 * is_negative.sum() > len(cells):
@@ -128,7 +132,7 @@ def find_returns(found: Examination, negative: Mapping[str, pl.Series]) -> None:
         found.find(
             is_negative & ~is_said,
             f"{name} is negative, and is not read",
-            "remove returns: training and 'lisarec replay' count them like other events of their type",
+            "remove them if they are returns: training and 'lisarec replay' count them like others of their type",
             stops=False,
         )
         is_said |= is_negative

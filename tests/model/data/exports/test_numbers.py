@@ -165,6 +165,15 @@ def test_lines_with_a_negative_quantity_are_noted(
     assert len(found.good) == len(cells)
 
 
+@pytest.mark.parametrize("name", ["lat", "geo.lon", "store_longitude", "Latitude "])
+def test_coordinates_are_no_returns(tmp_path: Path, name: str) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(f"user_id,item_id,timestamp,{name},plat\nu,i,1,-33.9,1\nu,j,2,52.5,-1\nu,k,3,52.5,1\n")
+    assert [one for one in problems(examine(table, TableMapping())["interactions"]) if "negative" in one] == [
+        "plat is negative, and is not read"
+    ]
+
+
 def test_a_return_is_noted_once(tmp_path: Path) -> None:
     table = tmp_path / "interactions.csv"
     lines = ["2;3.5;7", "-1;-3.5;-3.5", "-1;3.5;-3.5", "1;3.5;3.5", "1;3.5;3.5"]
