@@ -39,9 +39,12 @@ def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path
     """Do what `data_directory` does, for a table of items."""
     if mapping.is_plain:
         return file, []
-    found = {"items": examine_items(file, mapping)}
-    _require_readable(found.values(), mapping)
-    return _written(found, cache) / "items.csv", _remarks(found)
+    items = examine_items(file, mapping)
+    _require_readable([items], mapping)
+    unread = [
+        f"warning: {file}: column {name!r} has neither numbers nor texts, and is not read" for name in items.left_out
+    ]
+    return _written({"items": items}, cache) / "items.csv", [*_remarks({"items": items}), *unread]
 
 
 def blocking(found: Examination, mapping: TableMapping) -> list[Finding]:

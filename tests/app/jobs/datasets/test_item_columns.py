@@ -40,6 +40,16 @@ def test_an_import_of_items_still_needs_a_column_of_its_own(tmp_path: Path) -> N
         table_of_items(shop(tmp_path) / "items.csv", mapping, tmp_path / "cache")
 
 
+def test_an_import_names_columns_that_no_property_can_be(tmp_path: Path) -> None:
+    table = tmp_path / "items.jsonl"
+    table.write_text('{"sku": "tea", "brand": "Hill", "parts": [{"name": "bag"}], "sizes": [40, 41]}\n')
+    _, said = table_of_items(table, TableMapping({"sku": "item_id"}), tmp_path / "cache")
+    assert said == [
+        f"warning: {table}: column {name!r} has neither numbers nor texts, and is not read"
+        for name in ("parts", "sizes")
+    ]
+
+
 def test_a_suggested_option_keeps_both_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (shop(tmp_path) / "interactions.csv").write_text(LINES.replace("at\n", "at,event\n").replace("00\n", "00,view\n"))
     with pytest.raises(SystemExit):
