@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,24 @@ async def test_only_the_audit_log_of_a_tenant_stays(address: str) -> None:
         assert await kept_of(main, "main") == others
         await shop.put_items("a/b", [ItemEntry("new", "Cup")])  # as a later tenant of the same name does
         assert (await shop.item_changes("a/b", 0, 9)).entries == [ItemEntry("new", "Cup")]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
+async def test_tenants_with_similar_names_keep_what_they_have(kind: str, tmp_path: Path) -> None:
+    address, names = new_address(kind, tmp_path), ["*", "main", "a/b", "a", "a/b/c", "a%2Fb", "generations:a", "[a]"]
+    async with AsyncExitStack() as stack:
+        stores = {name: await stack.enter_async_context(opened(address, GENERATION, tenant=name)) for name in names}
+        for name, store in stores.items():
+            await fill_items(store, name, 1)
+            await store.append(name, [click("e", USERS[0])])
+        held = {name: (await kept_of(store, name), await users_in(store, name)) for name, store in stores.items()}
+        for name in names:
+            assert await erase_tenant(stores[name], name) == 1
+            *left, _ = await kept_of(stores[name], name)
+            assert (any(left), await users_in(stores[name], name)) == (False, set())
+            del held[name]
+            for other, expected in held.items():
+                assert (await kept_of(stores[other], other), await users_in(stores[other], other)) == expected
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
