@@ -131,6 +131,19 @@ class Replies(asyncio.Protocol):
             self._waiter.set_exception(failure)
 
 
+class SafePool(BlockingConnectionPool):
+    """A pool that also gets back the connection of a caller that is cancelled while it waits to return it."""
+
+    @override
+    async def release(self, connection: AbstractConnection) -> None:
+        try:
+            await super().release(connection)
+        except asyncio.CancelledError:
+            if connection in self._in_use_connections:
+                await asyncio.shield(super().release(connection))
+            raise
+
+
 class _Lease(NamedTuple):
     """A connection for exclusive use, and its replies."""
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -28,7 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.connections.circuit_breaker import CircuitBreaker
-from storage.redis.connections.lean_calls import LeanConnection, LeasedConnections
+from storage.redis.connections.lean_calls import LeanConnection, LeasedConnections, SafePool
 from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import tls_remedy
 
@@ -141,7 +141,7 @@ class NodeClients:
             self._connected[url] += 1
             await (connection.on_connect() if password_file is None else password_file.log_in(connection))
 
-        pool = BlockingConnectionPool.from_url(
+        pool = SafePool.from_url(
             bare_url,
             credential_provider=password_file,
             max_connections=MAX_CONNECTIONS,

@@ -47,6 +47,12 @@ def run(law: Coroutine[Any, Any, None]) -> None:
         runner.run(law)
 
 
+async def turns() -> None:
+    """Let a call go on its way."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def value_of(number: int) -> bytes | None:
     return None if number % 2 else b"\x00value\r\n" * (number // 2)
 
@@ -189,13 +195,35 @@ def test_nobody_gets_the_answer_of_a_call_that_was_cancelled(any_server: RedisSe
             for _ in range(4):
                 any_server.freeze()
                 cancelled = asyncio.ensure_future(nodes.call(any_server.url, "MGET", KEYS[8]))
-                for _ in range(20):
-                    await asyncio.sleep(0)  # it goes on its way
+                await turns()
                 cancelled.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await cancelled
                 any_server.thaw()
                 assert await nodes.call(any_server.url, "MGET", KEYS[10]) == [value_of(10)]
+
+    run(law())
+
+
+@pytest.mark.parametrize("command", ["MGET", "GET"])
+def test_a_call_that_is_cancelled_while_it_returns_its_connection_holds_none(
+    any_server: RedisServer, command: str
+) -> None:
+    async def law() -> None:
+        async with clients(any_server) as nodes:
+            pool: Any = nodes._nodes[any_server.url].client.connection_pool  # noqa: SLF001
+            await nodes.call(any_server.url, command, KEYS[8])
+            any_server.freeze()
+            cancelled = asyncio.ensure_future(nodes.call(any_server.url, command, KEYS[8]))
+            await turns()
+            async with pool._condition:  # noqa: SLF001 - as another call that returns or takes one
+                for _ in range(2):
+                    cancelled.cancel()
+                    await turns()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            any_server.thaw()
+            assert not pool._in_use_connections  # noqa: SLF001
 
     run(law())
 
