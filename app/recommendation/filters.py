@@ -195,8 +195,9 @@ class Selector:
 
 def _depends_on_items(request: RecommendationRequest) -> bool:
     """Return whether the request depends on what the tenant says about items."""
-    has_expressions = bool(request.filters) or isinstance(request.boost, tuple)
-    return has_expressions or request.scenario is not None or bool(request.max_per) or request.objective is not None
+    has_expressions = bool(request.filters) or isinstance(request.boost, tuple) or request.objective is not None
+    has_categories = bool(request.categories or request.categories_all or request.categories_none)
+    return has_expressions or has_categories or bool(request.max_per) or request.scenario is not None
 
 
 def matches(catalogue: LiveCatalogue, query: str, enough: int) -> Selection:

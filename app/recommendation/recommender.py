@@ -177,7 +177,7 @@ class Recommender(BaseRecommender):
             has_because = any(request.because is not None for request in requests)
             if has_because and not (engine.has_similarity or engine.is_lost):
                 return self._prepare_similarity_and_recommend(requests, requester)
-            if any(map(_needs_reading, requests)):
+            if any(map(_needs_reading, requests)) or not self._context.catalogue.is_complete:
                 return self._read_and_recommend(requests, requester)
         states = self._readers.states
         return self._batcher.submit(

@@ -20,7 +20,7 @@ from model.artifact.model_directory import load
 from storage.errors import FailureCause, StorageUnavailable
 from storage.records import ItemChanges
 from storage.redis.store import RedisOptions
-from tests.app.conftest import Client
+from tests.app.conftest import CATEGORIES, Client
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import wait_until
 
@@ -173,6 +173,9 @@ RULED: dict[str, dict[str, object]] = {
     "boost": {"boost": ["item.age_limit"], "exclude": ["item-0", "item-1", "item-2"]},
     "objective": {"objective": "age_limit", "exclude": ["item-0", "item-1", "item-2"]},
     "scenario": {"scenario": "kids"},
+    "categories": {"categories": [*CATEGORIES]},
+    "categories_all": {"categories_all": [CATEGORIES[1]]},
+    "categories_none": {"categories_none": ["adult"]},
 }
 
 
@@ -183,8 +186,8 @@ def test_no_rule_lets_items_pass_before_their_values_are_read(
     adult = [f"item-{row}" for row in range(3)]
     with closing(start(tmp_path, redis_url=redis_server.url)) as before:
         for item_id in adult:
-            properties = {"properties": {"age_limit": 18}}
-            assert before.request("PUT", f"/v1/items/{item_id}", json=properties).status_code == 200
+            said = {"properties": {"age_limit": 18}, "categories": ["adult"]}
+            assert before.request("PUT", f"/v1/items/{item_id}", json=said).status_code == 200
         assert before.request("PUT", "/v1/admin/scenarios/kids", json=RULED["filter"]).status_code == 200
     redis_server.kill()
     monkeypatch.setattr(switcher, "ITEM_CHANGES_PER_READ", 1)
