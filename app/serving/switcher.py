@@ -58,8 +58,7 @@ class GenerationSwitcher:
         self._refreshing_items = asyncio.Lock()
         self._failed: NamedGeneration | Place | None = None
         self._logged: tuple[NamedGeneration | Place, str] | None = None
-        self._retry_at_s = 0.0
-        self._retry_experiment_at_s = 0.0
+        self._retry_at_s = self._retry_experiment_at_s = 0.0
         self._announce_at_s = 0.0
         self._set_current(ServedGeneration.build(context, artifact, artifact.name))
         self._record_current()
@@ -82,7 +81,8 @@ class GenerationSwitcher:
     async def poll(self) -> None:
         """Serve the generations that the store's pointers name. Failures are logged, and the old generations stay."""
         try:
-            await self._announce()
+            with suppress(StorageError):  # a store that refuses writes can still be read
+                await self._announce()
             read = self._context.overrides.version
             pointers = await self._context.store.pointers()
             self.hold(pointers.held)

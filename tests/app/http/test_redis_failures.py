@@ -223,6 +223,28 @@ def test_no_rule_lets_items_pass_before_their_values_are_read(
         assert [status for _, status in seen[-len(RULED) :]] == [200] * len(RULED)
 
 
+@pytest.mark.parametrize("name", [name for name, failure in FAILURES.items() if failure.readable])
+def test_a_service_that_starts_while_redis_refuses_writes_reads_the_items(
+    start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path, name: str
+) -> None:
+    failure, adult = FAILURES[name], {"item-0", "item-1", "item-2"}
+    with closing(start(tmp_path, redis_url=redis_server.url)) as before:
+        for item_id in adult:
+            said = {"available": item_id != "item-0", "properties": {"age_limit": 18}, "categories": ["adult"]}
+            assert before.request("PUT", f"/v1/items/{item_id}", json=said).status_code == 200
+        assert before.request("PUT", "/v1/admin/scenarios/kids", json=RULED["filter"]).status_code == 200
+    redis_server.client.delete(*redis_server.client.keys("*:live:*"))
+    failure.begin(redis_server)
+    with closing(start(tmp_path, redis_url=redis_server.url)) as client:
+        assert "item-0" not in {item["item_id"] for item in client.recommend("ada", k=60)["items"]}
+        for rule in RULED.values():
+            answer = client.post("/v1/recommendations", json={"user_id": "ada", "k": 60, **rule})
+            assert answer.status_code == 200, answer.text
+            assert not {item["item_id"] for item in answer.json()["items"]} & adult
+        failure.heal(redis_server)
+        wait_until(lambda: client.get("/healthz").is_success and bool(redis_server.client.keys("*:live:*")))
+
+
 def test_states_and_log_are_there_after_redis_was_killed(client: Client, redis_server: RedisServer) -> None:
     client.click("ada", "item-1", "item-2", "item-3")
     before = client.get("/v1/users/ada").json()
