@@ -329,6 +329,7 @@ WRK_SAYS = """Running 1s test @ http://127.0.0.1:8000
      50%    4.25ms
      75%    4.56ms
      90%    4.89ms
+     99%    9.96ms
   4022 requests in 1.10s, 5.36MB read
 Requests/sec:   3654.50
 """
@@ -337,7 +338,7 @@ Requests/sec:   3654.50
 def test_what_the_load_generator_says_is_understood() -> None:
     answered = Answered.of(WRK_SAYS)
     assert answered.requests == 4022
-    assert (answered.p50_us, answered.p90_us) == pytest.approx((4250, 4890))
+    assert (answered.p50_us, answered.p90_us, answered.p99_us) == pytest.approx((4250, 4890, 9960))
     assert Answered.of(WRK_SAYS.replace("4.25ms", "425.00us")).p50_us == pytest.approx(425)
     for fault in ("  Non-2xx or 3xx responses: 5\n", "  Socket errors: connect 0, read 5, write 0, timeout 0\n"):
         with pytest.raises(RuntimeError, match="requests in"):
