@@ -121,6 +121,8 @@ class TestEvents:
         shopper.start()
         wait_until(lambda: len(ids) > 5)
         process.kill()
+        queued_before = len(ids)
+        wait_until(lambda: len(ids) > queued_before + 1)
         assert not client.flush(0.2)
         process = launch(port=process.address[1])
         is_over.set()
