@@ -40,6 +40,14 @@ class Process:
         self.address = ("127.0.0.1", int(port))
         self.url = f"{scheme}://127.0.0.1:{port}"
         self._wait_for_line("startup complete")
+        wait_until(self._lets_in, self.log)  # a worker of several says so just before it listens
+
+    def _lets_in(self) -> bool:
+        try:
+            socket.create_connection(self.address).close()
+        except ConnectionRefusedError:
+            return False
+        return True
 
     def _wait_for_line(self, pattern: str) -> re.Match[str]:
         found = wait_until(lambda: re.search(pattern, self.log()) or self.process.poll() is not None, self.log)
