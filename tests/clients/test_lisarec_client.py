@@ -107,8 +107,7 @@ class TestEvents:
     def test_queued_while_the_service_is_killed_and_started_again_are_in_the_log_once(
         self, model_dir: Path, tmp_path: Path, launch: Callable[..., Process]
     ) -> None:
-        process = launch()
-        client = Client(process.url)
+        client = Client((process := launch()).url)
         ids = [client.event("ann", "item-1")]
         assert client.flush(PATIENCE_S)
         is_over = threading.Event()
@@ -117,8 +116,7 @@ class TestEvents:
             while not is_over.wait(0.02):
                 ids.append(client.event("ann", ITEMS[len(ids) % len(ITEMS)]))
 
-        shopper = threading.Thread(target=shop)
-        shopper.start()
+        (shopper := threading.Thread(target=shop)).start()
         wait_until(lambda: len(ids) > 5)
         process.kill()
         queued_before = len(ids)
