@@ -203,8 +203,12 @@ class Engine:
         """Return whether ``rank_states`` can find this many items in one captured graph."""
         return self._captured is not None and self._captured.takes(k)
 
-    def rank_states(self, states: States, k: int, excluded: Bitmaps | None = None) -> RankedQueries:
-        """Step, and find the k best items of each state. A captured graph does both without returning to the CPU.
+    def rank_states(
+        self, states: States, k: int, excluded: Bitmaps | None = None, boosts: Boosts | None = None
+    ) -> RankedQueries:
+        """Step, and find the k best items of each state: in one captured graph on a GPU, without torch on a CPU.
+
+        boosts  gains of some items' scores, with which no graph is captured
 
         raises  ValueError  as ``step`` and ``top_k``
                 IndexError  for items beyond the catalogue, if a graph is captured
@@ -212,7 +216,7 @@ class Engine:
         users = len(states.last_items)
         if excluded is not None and (len(excluded) != users or any(len(bits) != self._words for bits in excluded)):
             raise ValueError(f"there is no top {k} of {users} states with other bitmaps than {users} of {self._words}")
-        if self._captured is not None and users and self._captured.takes(k):
+        if self._captured is not None and boosts is None and users and self._captured.takes(k):
             try:
                 found = self._captured.rank(states, k, excluded)
             except torch.OutOfMemoryError as exc:
@@ -220,10 +224,15 @@ class Engine:
             else:
                 queries = Queries(found.vectors, np.array(states.recent_items, np.int64))
                 return RankedQueries(queries, found.ranked, device_s=found.device_s)
+        bitmaps = None if excluded is None else np.asarray(excluded)
+        if self._compiled is not None and k > 0 and bitmaps is not None:
+            found, ranked = self._compiled.rank(states, min(k, self.items), bitmaps, boosts=boosts)
+            queries = Queries(found.vectors, found.recent, products=(found.products, found.lifted))
+            return RankedQueries(queries, ranked, found.step_s)
         begin_s = time.perf_counter()
         queries = self.step(*states)
-        step_s, bitmaps = time.perf_counter() - begin_s, None if excluded is None else np.asarray(excluded)
-        return RankedQueries(queries, self.top_k(queries, k, bitmaps), step_s)
+        step_s = time.perf_counter() - begin_s
+        return RankedQueries(queries, self.top_k(queries, k, bitmaps, boosts), step_s)
 
     def best_of_states(self, states: States, k: int, excluded: Bitmap, seen: NDArray[np.integer]) -> BestOfStates:
         """Find the same items as ``rank_states``; on a CPU without torch, whose calls take as long as a small batch.
@@ -232,7 +241,8 @@ class Engine:
         seen      (Q, n)    rows that each user's list may not have; -1 for none
         """
         if self._compiled is not None and k > 0 and excluded.shape == (self._words,):
-            return self._compiled.best(states, min(k, self.items), excluded, seen)
+            found, ranked = self._compiled.rank(states, min(k, self.items), excluded[None], seen)
+            return BestOfStates(ranked, found.step_s)
         found = self.rank_states(states, k, bitmap.with_each(excluded, seen.astype(np.int64)))
         return BestOfStates(found.ranked, found.step_s, found.device_s)
 

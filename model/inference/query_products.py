@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from model.inference import step_kernel
-from model.inference.bitmap import Bitmap
 from model.inference.captured_batches import States
 from model.inference.pipeline import StageSeconds
-from model.inference.scan import Lifted, Ranked, Scan
+from model.inference.scan import Boosts, Lifted, Ranked, Scan
 from model.inference.step import COMPILE_LOCK, Step, aligned_copy, panels
 from model.inference.step_kernel import QUERY_PRODUCTS_SIGNATURE
 from model.lisa.lisa_mini import Lisa, follower_decay
@@ -73,6 +72,20 @@ class BestOfStates(NamedTuple):
     device_s: StageSeconds | None = None
 
 
+class CompiledQueries(NamedTuple):
+    """What the compiled stages compute on the way to the best items of Q states, and the seconds that the step took.
+
+    vectors, recent   (Q, D), (Q, K)  as in ``Queries``
+    products, lifted  (Q, B', W')     as in ``Scan.top_k``
+    """
+
+    vectors: NDArray[np.float32]
+    recent: NDArray[np.int64]
+    products: NDArray[np.float32]
+    lifted: Lifted[NDArray[Any]]
+    step_s: float
+
+
 class CompiledStages(NamedTuple):
     """Step, products and scan on a CPU, from array to array: calls of torch take a part of a small batch's time."""
 
@@ -80,15 +93,27 @@ class CompiledStages(NamedTuple):
     query_products: QueryProducts
     scan: Scan
 
-    def best(self, states: States, k: int, excluded: Bitmap, seen: NDArray[np.integer]) -> BestOfStates:
-        """Find the k best items of each of Q states, without those of the bitmap, and of its row in `seen` (Q, n)."""
+    def rank(
+        self,
+        states: States,
+        k: int,
+        excluded: NDArray[np.uint64],
+        left_out: NDArray[np.integer] | None = None,
+        boosts: Boosts | None = None,
+    ) -> tuple[CompiledQueries, Ranked]:
+        """Find the k best items of each of Q states.
+
+        excluded  (Q, words)  or (1, words), for all states
+        left_out  (Q, n)      rows of other items that each state's list may not have, -1 for none; they are fewer bytes
+                              than a bitmap for each state, which at ten million items is a megabyte
+        """
         begin_s = time.perf_counter()
         recent = np.array(states.recent_items, np.int64)
         vectors = self.step(np.asarray(states.histograms), np.asarray(states.last_items), recent)
         step_s = time.perf_counter() - begin_s
-        # with the seen items, instead of a bitmap for each state, which at ten million items is a megabyte
-        products, items, gains = self.query_products(vectors, recent, seen)
-        return BestOfStates(self.scan.top_k(products, Lifted(items, gains), k, excluded[None]), step_s)
+        products, *lifts = self.query_products(vectors, recent, left_out)
+        queries = CompiledQueries(vectors, recent, products, Lifted(*lifts), step_s)
+        return queries, self.scan.top_k(products, queries.lifted, k, excluded, boosts)
 
 
 def _compile() -> None:

@@ -130,35 +130,36 @@ class BatchRanker:
         personal = [query for query in queries if _is_personal(query)]
         ranked: dict[CatalogueQuery, RankedItems] = {}
         if personal:
-            if self._is_captured(personal):
-                ranked |= self._rank_captured(personal, stages_s)
+            if self._is_at_once(personal):
+                ranked |= self._rank_at_once(personal, stages_s)
             else:
                 ranked |= self._rank(personal, self._user_vectors, stages_s)
         if similar:
             ranked |= self._rank(similar, self._item_vectors, stages_s)
         return ranked
 
-    def _is_captured(self, queries: Sequence[CatalogueQuery]) -> bool:
-        """Return whether the engine can rank the queries in one captured batch: plain queries of one length."""
-        if not self._engine.has_graphs:
+    def _is_at_once(self, queries: Sequence[CatalogueQuery]) -> bool:
+        """Return whether one call of the engine can rank the queries: a single one, or a captured batch of one depth."""
+        if any(one.candidates is not None or one.basket is not None for one in queries):
             return False
         depth = queries[0].depth
-        return self._engine.captures(depth) and all(
-            one.depth == depth and one.boosts is None and one.candidates is None and one.basket is None
-            for one in queries
+        return len(queries) == 1 or (
+            self._engine.captures(depth) and all(one.depth == depth and one.boosts is None for one in queries)
         )
 
-    def _rank_captured(
+    def _rank_at_once(
         self, queries: Sequence[CatalogueQuery], stages_s: dict[str, float]
     ) -> Mapping[CatalogueQuery, RankedItems]:
-        """Return the best items of each query as `_rank` does, with the time of both stages recorded as `scan`.
+        """Return the best items of each query as `_rank` does; the time of a captured batch is recorded as `scan`.
 
         The stage `device` is the time in which the device worked. The rest is work and waiting in this process.
         """
-        begin_s = time.perf_counter()
-        excluded = [query.excluded for query in queries]
-        vectors, (rows, scores), _, device_s = self._engine.rank_states(_states_of(queries), queries[0].depth, excluded)
-        stages_s["scan"] += time.perf_counter() - begin_s
+        begin_s, first = time.perf_counter(), queries[0]
+        excluded = [query.excluded for query in queries] if len(queries) > 1 else first.excluded[None]
+        found = self._engine.rank_states(_states_of(queries), first.depth, excluded, first.boosts)
+        vectors, (rows, scores), step_s, device_s = found
+        stages_s["step"] += step_s
+        stages_s["scan"] += time.perf_counter() - begin_s - step_s
         if device_s is not None:
             stages_s["device"] = stages_s.get("device", 0.0) + sum(device_s)
         return {query: RankedItems(rows[at], scores[at], vectors, at) for at, query in enumerate(queries)}
