@@ -5,13 +5,13 @@ rounded up for a catalogue of a million items. Its law: no call takes more than 
 costs, including that of the store. The cost of reading a log follows from its length, which is known before the read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from math import ceil, floor
 
 from app.errors import ErrorDetail, TooCostly
 from app.schemas.items import SearchQuery
 from app.schemas.recommendations import PersonalSearch, RecommendationRequest
-from app.schemas.scenarios import ScenarioSettings
+from app.schemas.scenarios import ScenarioRequest, ScenarioSettings
 
 PLAIN = 1.0
 LIGHT = 2.0  # below this cost, the time of one request predicts that of the next
@@ -93,9 +93,7 @@ def cost_of_log(request: RecommendationRequest) -> float:
 
 def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
     """Return what the fields of the request add to the cost of a plain request."""
-    if type(request) is not RecommendationRequest:  # scenarios and searches add costs of fields that nobody set
-        return {field: cost(request) for field, cost in PARTS.items()}
-    fields = request.model_fields_set | {"k"}
+    fields = request.model_fields_set | COSTS_UNSET[type(request)]
     return {field: cost(request) for field, cost in PARTS.items() if field in fields}  # in a fixed order, for their sum
 
 
@@ -155,6 +153,14 @@ PARTS: Mapping[str, Callable[[RecommendationRequest], float]] = {
     "exclude_events": lambda request: SEEN * bool(request.event_rules),
 }
 """What each field adds to the cost of a request."""
+
+
+COSTS_UNSET: Mapping[type[RecommendationRequest], Set[str]] = {
+    RecommendationRequest: {"k"},
+    ScenarioRequest: {"k", "filter", "fallback", "categories", "exclude_events"},  # also those of the scenario
+    PersonalSearch: {"k", "query"},
+}
+"""The fields that cost something although the request does not set them, by its class."""
 
 
 def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:

@@ -304,6 +304,6 @@ class Recommender(BaseRecommender):
 
 def _needs_reading(request: RecommendationRequest) -> bool:
     """Return whether the request needs reads or evaluations before it can join a batch."""
-    may_have_filters = request.filter is not None or request.scenario is not None
-    has_expressions = may_have_filters or isinstance(request.boost, tuple) or isinstance(request, PersonalSearch)
+    has_filters = bool(request.filters) or request.fallback is not None
+    has_expressions = has_filters or isinstance(request.boost, tuple) or isinstance(request, PersonalSearch)
     return has_expressions or needs_events(request) or bool(request.max_per) or request.objective is not None

@@ -30,6 +30,7 @@ JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
 SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
 NAMED = re.compile(r"\b(item|current|user|params)\s*\.\s*(\w+)")  # names in an expression
+NOTHING_SET = ScenarioRequest.model_construct()
 MAX_NAMES = 20  # of scenarios, or of parameters, that an error lists
 
 
@@ -49,15 +50,14 @@ def with_settings(
 
     raises  InvalidRequest  when the request lacks a parameter, changes a fixed field, or contradicts the scenario
     """
-    given = dict(request)
-    merged: dict[str, Any] = {"scenario": name, "scenario_experiment": experiment}
-    merged |= {f"scenario_{field}": getattr(settings, field) for field in APART}
+    merged: dict[str, Any] = {field: getattr(request, field) for field in request.model_fields_set}
     for field in settings.model_fields_set - {*APART, "params"}:
         value = getattr(settings, field)
-        merged[field] = _merged(field, given[field], value, path) if field in request.model_fields_set else value
+        merged[field] = _merged(field, merged[field], value, path) if field in merged else value
+    merged |= {f"scenario_{field}": getattr(settings, field) for field in APART}
+    merged |= {"scenario": name, "scenario_experiment": experiment}
     merged["params"] = _params(request.params, settings.params, path)
-    fields_set = request.model_fields_set | merged.keys()
-    resolved = ScenarioRequest.model_construct(fields_set, **{**given, **merged})
+    resolved = NOTHING_SET.model_copy(update=merged)  # a copy takes a fifth of the time of a construction
     if resolved.mode == "repeat" and (fault := resolved.repeat_fault) is not None:
         raise InvalidRequest(
             "the request conflicts with its scenario", [ErrorDetail(field=f"{path}mode", reason=fault)]

@@ -21,6 +21,7 @@ from app.schemas.scenarios import ScenarioPreview
 from app.settings import Settings, problem_of_unknown_variables
 from model.artifact.model_directory import load
 from tests.app.conftest import ITEMS, Client
+from tests.app.support import recommend
 
 
 def test_a_draining_process_lives_but_is_not_ready(client: Client) -> None:
@@ -72,7 +73,7 @@ def lose_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, method: str) -> No
     monkeypatch.setattr(engine, "has_lost_device", lose)
 
 
-@pytest.mark.parametrize("method", ["top_k", "explain", "prepare_similarity"])
+@pytest.mark.parametrize("method", ["rank_states", "top_k", "explain", "prepare_similarity"])
 def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
     client: Client, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -83,7 +84,8 @@ def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
             response = client.get("/v1/items/item-1/similar")
             assert (response.status_code, response.json()["source"]) == (200, "popular")
         else:
-            assert client.recommend("ada", explain=True)["source"] == "popular"
+            basket = ["item-2"] if method == "top_k" else []  # whose complements are lifted between step and scan
+            assert recommend(client, user_id="ada", explain=True, basket=basket)["source"] == "popular"
     assert client.get("/readyz").json()["error"]["code"] == "device_lost"
 
 
