@@ -24,6 +24,7 @@ from starlette.types import Message
 
 from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app
+from app.schemas.scenarios import ScenarioSettings
 from app.settings import Settings
 from model.artifact import model_directory
 
@@ -31,6 +32,7 @@ USERS = 64
 HISTORY = 30
 SHOWN = 50
 BURST = 10  # consecutive requests of one kind
+DIVERSITY, SCENARIO = 0.5, "diverse"
 
 console = Console()
 Ask = Callable[[int], Awaitable[bytes]]
@@ -52,7 +54,8 @@ def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dic
         "a basket of 5 alone": {"basket": item_ids[:5], "basket_only": True},
         "what to buy again": {"mode": "repeat"},
         "nothing that was ever seen": {"exclude_seen": "all"},
-        "diversity 0.5": {"diversity": 0.5},
+        "diversity 0.5": {"diversity": DIVERSITY},
+        "diversity 0.5 by a scenario": {"scenario": SCENARIO},
         "rotation of 50 items that were shown": {"rotation": 0.5},
         "at most 3 of a category": {"max_per_category": 3},
         "at most 1 of a title": {"max_per": {"title": 1}},
@@ -88,6 +91,7 @@ async def measure(
     async with app.router.lifespan_context(app) as state:
         assert state is not None
         service = state["services"].by_tenant["main"]
+        await service.scenarios.put(SCENARIO, ScenarioSettings(diversity=DIVERSITY), "benchmark")
         items, labels = service.catalogue.item_ids, model_directory.load(model).items.categories
         for user in range(USERS):
             own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]

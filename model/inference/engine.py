@@ -19,10 +19,9 @@ from torch import Tensor
 
 from model.artifact.model_directory import Artifact
 from model.inference import bitmap, scan_kernel
-from model.inference.bitmap import Bitmap
 from model.inference.captured_batches import CAPTURE_LOCK, Bitmaps, CapturedBatches, DeviceScan, Resident, States
 from model.inference.pipeline import StageSeconds
-from model.inference.query_products import BestOfStates, CompiledStages, QueryProducts
+from model.inference.query_products import CompiledStages, QueryProducts
 from model.inference.scan import Array, Boosts, Lifted, Ranked, Scan
 from model.inference.scan_torch import TorchScan
 from model.inference.step import Step
@@ -123,10 +122,7 @@ class Engine:
         self._words = len(bitmap.empty(self.items))
         self.window = artifact.config.model.recent_items  # K, the number of a user's newest items that a step reads
         self._lifting_items = len(follower_decay(artifact.config.model))  # the newest items whose followers are lifted
-        self.history_codes, self.target_codes = (
-            artifact.history_codes,
-            artifact.target_codes,
-        )  # (N, books), on the CPU
+        self.history_codes, self.target_codes = artifact.history_codes, artifact.target_codes  # (N, books), on the CPU
         self.history_counts = artifact.history_counts
         with _within_memory(device, self.items):
             # a copy, because otherwise the artifact and its other engines would move to the device too
@@ -204,47 +200,44 @@ class Engine:
         return self._captured is not None and self._captured.takes(k)
 
     def rank_states(
-        self, states: States, k: int, excluded: Bitmaps | None = None, boosts: Boosts | None = None
+        self,
+        states: States,
+        k: int,
+        excluded: Bitmaps | None = None,
+        boosts: Boosts | None = None,
+        left_out: NDArray[np.integer] | None = None,
     ) -> RankedQueries:
         """Step, and find the k best items of each state: in one captured graph on a GPU, without torch on a CPU.
 
-        boosts  gains of some items' scores, with which no graph is captured
+        excluded  a bitmap for each state; with `left_out` a single one for all
+        boosts    gains of some items' scores, with which no graph is captured
+        left_out  (Q, n)  other rows that each state's list may not have; -1 for none
 
         raises  ValueError  as ``step`` and ``top_k``
                 IndexError  for items beyond the catalogue, if a graph is captured
         """
-        users = len(states.last_items)
-        if excluded is not None and (len(excluded) != users or any(len(bits) != self._words for bits in excluded)):
-            raise ValueError(f"there is no top {k} of {users} states with other bitmaps than {users} of {self._words}")
+        users, bitmaps = len(states.last_items), excluded
+        most = users if left_out is None else 1
+        if bitmaps is not None and (len(bitmaps) != most or any(len(bits) != self._words for bits in bitmaps)):
+            raise ValueError(f"there is no top {k} of {users} states with other bitmaps than {most} of {self._words}")
+        if self._compiled is not None and bitmaps is not None and k > 0:
+            own, ranked = self._compiled.rank(states, min(k, self.items), np.asarray(bitmaps), left_out, boosts)
+            products = None if left_out is not None else (own.products, own.lifted)
+            return RankedQueries(Queries(own.vectors, own.recent, products=products), ranked, own.step_s)
+        if bitmaps is not None and left_out is not None:
+            bitmaps = bitmap.with_each(bitmaps[0], left_out.astype(np.int64))
         if self._captured is not None and boosts is None and users and self._captured.takes(k):
             try:
-                found = self._captured.rank(states, k, excluded)
+                found = self._captured.rank(states, k, bitmaps)
             except torch.OutOfMemoryError as exc:
                 logger.warning("running step and scan for %d items one after the other: %s", k, exc)
             else:
                 queries = Queries(found.vectors, np.array(states.recent_items, np.int64))
                 return RankedQueries(queries, found.ranked, device_s=found.device_s)
-        bitmaps = None if excluded is None else np.asarray(excluded)
-        if self._compiled is not None and k > 0 and bitmaps is not None:
-            found, ranked = self._compiled.rank(states, min(k, self.items), bitmaps, boosts=boosts)
-            queries = Queries(found.vectors, found.recent, products=(found.products, found.lifted))
-            return RankedQueries(queries, ranked, found.step_s)
         begin_s = time.perf_counter()
         queries = self.step(*states)
-        step_s = time.perf_counter() - begin_s
-        return RankedQueries(queries, self.top_k(queries, k, bitmaps, boosts), step_s)
-
-    def best_of_states(self, states: States, k: int, excluded: Bitmap, seen: NDArray[np.integer]) -> BestOfStates:
-        """Find the same items as ``rank_states``; on a CPU without torch, whose calls take as long as a small batch.
-
-        excluded  (words,)  items that no list may have
-        seen      (Q, n)    rows that each user's list may not have; -1 for none
-        """
-        if self._compiled is not None and k > 0 and excluded.shape == (self._words,):
-            found, ranked = self._compiled.rank(states, min(k, self.items), excluded[None], seen)
-            return BestOfStates(ranked, found.step_s)
-        found = self.rank_states(states, k, bitmap.with_each(excluded, seen.astype(np.int64)))
-        return BestOfStates(found.ranked, found.step_s, found.device_s)
+        step_s, each = time.perf_counter() - begin_s, None if bitmaps is None else np.asarray(bitmaps)
+        return RankedQueries(queries, self.top_k(queries, k, each, boosts), step_s)
 
     def neighbours_of(self, items: Sequence[int]) -> Queries:
         """Return queries for the items most similar to each of the given ones, as ``Similarity`` defines it.

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from model.inference import step_kernel
 from model.inference.captured_batches import States
-from model.inference.pipeline import StageSeconds
 from model.inference.scan import Boosts, Lifted, Ranked, Scan
 from model.inference.step import COMPILE_LOCK, Step, aligned_copy, panels
 from model.inference.step_kernel import QUERY_PRODUCTS_SIGNATURE
@@ -64,14 +63,6 @@ class QueryProducts:
         return whole.reshape(users, self._books, self._words), items, gains
 
 
-class BestOfStates(NamedTuple):
-    """The best items of each state, the seconds that the step took, and those of a device, if it did both."""
-
-    ranked: Ranked
-    step_s: float
-    device_s: StageSeconds | None = None
-
-
 class CompiledQueries(NamedTuple):
     """What the compiled stages compute on the way to the best items of Q states, and the seconds that the step took.
 
@@ -111,8 +102,8 @@ class CompiledStages(NamedTuple):
         recent = np.array(states.recent_items, np.int64)
         vectors = self.step(np.asarray(states.histograms), np.asarray(states.last_items), recent)
         step_s = time.perf_counter() - begin_s
-        products, *lifts = self.query_products(vectors, recent, left_out)
-        queries = CompiledQueries(vectors, recent, products, Lifted(*lifts), step_s)
+        products, items, gains = self.query_products(vectors, recent, left_out)
+        queries = CompiledQueries(vectors, recent, products, Lifted(items, gains), step_s)
         return queries, self.scan.top_k(products, queries.lifted, k, excluded, boosts)
 
 

@@ -139,7 +139,7 @@ class BatchRanker:
         return ranked
 
     def _is_at_once(self, queries: Sequence[CatalogueQuery]) -> bool:
-        """Return whether one call of the engine can rank the queries: a single one, or a captured batch of one depth."""
+        """Return whether one call of the engine can rank them: a single query, or a captured batch of one depth."""
         if any(one.candidates is not None or one.basket is not None for one in queries):
             return False
         depth = queries[0].depth

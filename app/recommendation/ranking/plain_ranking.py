@@ -60,8 +60,9 @@ class PlainRanker:
             places = [places[nth] for nth in personal.tolist()]
             inputs = inputs.of_users(personal)
         of_users = States(inputs.histograms, inputs.last_items, inputs.recent_items)
-        unavailable, seen = self._catalogue.unavailable, inputs.seen_items
-        (rows, scores), step_s, device_s = self._engine.best_of_states(of_users, k, unavailable, seen)
+        unavailable = self._catalogue.unavailable[None]
+        ranked = self._engine.rank_states(of_users, k, unavailable, left_out=inputs.seen_items)
+        _, (rows, scores), step_s, device_s = ranked
         stages_s["step"] += step_s
         stages_s["scan"] += time.perf_counter() - begin_s - step_s
         if device_s is not None:

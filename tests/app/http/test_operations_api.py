@@ -39,14 +39,14 @@ def test_a_process_whose_gpu_is_lost_is_not_ready_and_lists_popular_items(
     client.click("ada", "item-1")
     engine = client.service.switcher.current.engine
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     def lose() -> bool:
         engine.is_lost = True
         return True
 
-    monkeypatch.setattr(engine, "best_of_states", fail)
+    monkeypatch.setattr(engine, "rank_states", fail)
     with pytest.raises(RuntimeError, match="unspecified launch failure"):  # of a device that still answers
         client.recommend("ada")
     assert client.get("/readyz").status_code == 200

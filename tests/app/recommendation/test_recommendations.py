@@ -81,9 +81,9 @@ class TestLearning:
         asked: list[int] = []
         rank_states = Engine.rank_states
 
-        def counted(engine: Engine, states: Any, k: int, excluded: Any = None, boosts: Any = None) -> Any:
+        def counted(engine: Engine, states: Any, k: int, *options: Any, **named: Any) -> Any:
             asked.append(k)
-            return rank_states(engine, states, k, excluded, boosts)._replace(device_s=StageSeconds(0.25, 0.5, 0.25))
+            return rank_states(engine, states, k, *options, **named)._replace(device_s=StageSeconds(0.25, 0.5, 0.25))
 
         monkeypatch.setattr(client.service.switcher.current.engine, "has_graphs", True)
         monkeypatch.setattr(Engine, "captures", lambda engine, k: True)

@@ -99,7 +99,7 @@ def test_lists_leave_out_what_nobody_and_what_each_user_may_have(
     unavailable, seen = bitmap.empty(ITEMS), rng.integers(-1, ITEMS, (4, width), np.int32)
     bitmap.add(unavailable, np.array([3, 4]))
     expected = engine.rank_states(states, 20, list(bitmap.with_each(unavailable, seen.astype(np.int64)))).ranked
-    for own, other in zip(engine.best_of_states(states, 20, unavailable, seen).ranked, expected, strict=True):
+    for own, other in zip(engine.rank_states(states, 20, [unavailable], left_out=seen).ranked, expected, strict=True):
         np.testing.assert_array_equal(own, other)
     with pytest.raises(ValueError, match="no top 20 of 4 states with other bitmaps"):
-        engine.best_of_states(states, 20, unavailable[1:], seen)
+        engine.rank_states(states, 20, [unavailable[1:]], left_out=seen)
