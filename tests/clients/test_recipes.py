@@ -51,7 +51,7 @@ PLAYS, AGES, SHARE = "Post plays", "Keep age limits and licences", "Give origina
 PAGE, SEARCH, TRACKS = "Fill a page of rows", "Search within the rules", "Choose the next track"
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
 TABLE, CART = "Import a messy export", "With what is in the cart"
-VECTORS = "Make vectors of titles"
+VECTORS = "Make vectors from titles"
 RECIPES = [name for name in RULES if "```json" in RULES[name] and name != SHOP]
 
 
