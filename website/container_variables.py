@@ -32,7 +32,7 @@ GROUPS = {  # headings, and what the variables below them mean; of a setting, wh
         "LISAREC_MODEL": "Model in the volume `models` to start with. `train` writes it, or `current` if it is unset.",
         "LISAREC_DATA": "Data directory of `train`.",
         "LISAREC_RETRAIN_EVERY": "Interval of the trainer, such as 30m or 7d.",
-        "LISAREC_RETRAIN_FULL_EVERY": "One of so many models is trained in full, see [Train on large data](../how-to/models/train-on-large-data.md).",
+        "LISAREC_RETRAIN_FULL_EVERY": "Train every nth model in full, see [Train on large data](../how-to/models/train-on-large-data.md).",
         "LISAREC_RETRAIN_MAX_EVENTS": "Number of the newest events that a round reads, see [Retrain the model](../how-to/models/retrain.md#bound-the-memory).",
         "LISAREC_RETRAIN_EVENTS_PER_USER": "Maximum events per user and epoch. Default: no limit.",
         "LISAREC_RETRAIN_USERS_SAMPLE": "Share of users to train on.",
