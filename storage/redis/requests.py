@@ -22,6 +22,7 @@ from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
 
 TIMEOUT_S = 5.0
+NOTHING: Set[tuple[User, int]] = frozenset()
 
 
 class _Waiting(ABC):
@@ -32,9 +33,9 @@ class _Waiting(ABC):
     @abstractmethod
     def fail(self, cause: Exception) -> None: ...
 
-    def expire(self) -> bool:
+    def expire(self, now_s: float) -> bool:
         """Fail after the deadline, because the server is too slow; return whether it has passed."""
-        is_late = asyncio.get_running_loop().time() > self.deadline_s
+        is_late = now_s > self.deadline_s
         if is_late:
             self.fail(StorageUnavailable("Redis responds too slowly", "timeout"))
         return is_late
@@ -68,6 +69,7 @@ class Request:
 
     def __init__(self, size: int) -> None:
         self.answer: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
+        self.deadline_s = asyncio.get_running_loop().time() + TIMEOUT_S
         self._failure: StorageError | None = None
         self._results: list[AppendResult | None] = [None] * size
         self._open_parts: set[Part] = set()
@@ -117,17 +119,17 @@ class Request:
 class Part(_Waiting):
     """The events of a request in one partition. Each user's events are applied together, or not at all."""
 
-    def __init__(self, request: Request, partition: str, *, refusals: int = 0, deadline_s: float | None = None) -> None:
-        self.deadline_s = asyncio.get_running_loop().time() + TIMEOUT_S if deadline_s is None else deadline_s
+    def __init__(self, request: Request, partition: str, refusals: int = 0) -> None:
         self.request = request
+        self.deadline_s = request.deadline_s
         self.partition = partition  # PREFIX:{p17}
         self.entries: list[tuple[User, Entry]] = []
         self.positions: list[int] = []  # positions of the entries in the request
         self.size = 0
         self.refusals = refusals
-        self.logged: set[tuple[User, int]] = set()  # what a refused commit said, by hashes of ids
+        self.logged: Set[tuple[User, int]] = NOTHING  # what a refused commit said, by hashes of ids
         # The ids that the archive contained when it held the partition's log up to an entry, and how far it must go.
-        self.archived: set[tuple[User, int]] = set()
+        self.archived: Set[tuple[User, int]] = NOTHING
         self.searched_through = 0
         self.must_search_through = 0
         self.asked_about_users = False
@@ -143,17 +145,13 @@ class Part(_Waiting):
         self.positions.append(position)
         self.size += 1
 
-    def is_waiting(self) -> bool:
+    def is_waiting(self, now_s: float) -> bool:
         """Return whether a caller still waits, even for other parts only; settle a part that is too late."""
-        return not (self.request.answer.done() or self.expire())
+        return not (self.request.answer.done() or self.expire(now_s))
 
     def fail(self, cause: Exception) -> None:
         """Settle the part with an error."""
         self.request.settle(self, storage_error(cause))
-
-    def without_unreadable(self, folds: "Mapping[User, UserFold]") -> "list[Part]":
-        """Fail the entries of users that cannot be read; return the part with the remaining entries, if any."""
-        return self.without({user: failure for user, _ in self.entries if (failure := folds[user].failure) is not None})
 
     def without(self, failures: "Mapping[User, Exception]") -> "list[Part]":
         """Fail the entries of these users; return the part with the remaining entries, if any."""
@@ -170,12 +168,9 @@ class Part(_Waiting):
         """Return users without a head that the archive was not asked about."""
         return [] if self.asked_about_users else [user for user, _ in self.entries if folds[user].head is None]
 
-    def has_merged_user(self, folds: "Mapping[User, UserFold]") -> bool:
-        """Return whether any of the users was merged, or is about to be merged, into another one."""
-        return any(
-            (head := folds[user].head) is not None and len(head) > MERGE_MARK and Head.of(head).merge is not None
-            for user, _ in self.entries
-        )
+    def has_any_of(self, users: Set[User]) -> bool:
+        """Return whether any of the entries is of one of these users."""
+        return bool(users) and any(user in users for user, _ in self.entries)
 
     @property
     def records(self) -> list[Event | Undo]:
@@ -191,8 +186,8 @@ class Part(_Waiting):
 
     def split_off(self, users: Set[User]) -> "list[Part]":
         """Move the entries of these users to a part of their own, and return it, if there are any."""
-        other = Part(self.request, self.partition, refusals=self.refusals, deadline_s=self.deadline_s)
-        other.asked_about_users, other.logged = self.asked_about_users, set(self.logged)
+        other = Part(self.request, self.partition, self.refusals)
+        other.asked_about_users, other.logged = self.asked_about_users, self.logged
         own = list(zip(self.entries, self.positions, strict=True))
         self.entries, self.positions, self.size = [], [], 0
         for (user, entry), position in own:
@@ -259,6 +254,12 @@ class UserFold:
                 self.states[generation.tag] = value
             else:
                 self.stale.append((generation, stored))
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the user was merged, or is about to be merged, into another one."""
+        is_marked = self.failure is None and self.head is not None and len(self.head) > MERGE_MARK
+        return is_marked and Head.of(self.head).merge is not None
 
     def knows(self, entry: Entry) -> bool:
         """Return whether the entry is known to be logged; only the script knows all logged entries."""
@@ -337,10 +338,10 @@ class Commit:
         if isinstance(replies, Exception):
             return self.fail(replies)
         changed = [fold.user for fold in self.folds.values() if fold.new]
-        by_user = dict(zip(changed, replies, strict=True))
-        failed = {user: reply for user, reply in by_user.items() if isinstance(reply, Exception)}
-        refused = {user for user, reply in by_user.items() if isinstance(reply, list)}
-        logged = {(user, int.from_bytes(member, "little")) for user in refused for member in by_user[user]}
+        others = {user: reply for user, reply in zip(changed, replies, strict=True) if not isinstance(reply, bytes)}
+        failed = {user: reply for user, reply in others.items() if isinstance(reply, Exception)}
+        refused = others.keys() - failed.keys()
+        logged = {(user, int.from_bytes(member, "little")) for user in refused for member in others[user]}
         retries: list[Part] = []
         for part, is_new in zip(self.parts, self._is_new, strict=True):
             if refused or failed:

@@ -126,7 +126,8 @@ class RedisStates:
 
     async def _read_round(self, reads: list[Read]) -> list[Read]:
         await self._session.check()
-        reads = [read for read in reads if not read.expire()]
+        now_s = asyncio.get_running_loop().time()
+        reads = [read for read in reads if not read.expire(now_s)]
         found = await self._session.servers.read([read.keys for read in reads])
         for read, values in zip(reads, found, strict=True):
             read.settle(values)

@@ -118,11 +118,14 @@ class EventWriter:
         """Commit each partition in one step; return the parts whose commits other stores have overtaken."""
         serving = self._serving
         await self._session.prepare_writes(serving)
-        waiting = [part for part in parts if part.is_waiting()]
+        now_s = asyncio.get_running_loop().time()
+        waiting = [part for part in parts if part.is_waiting(now_s)]
         parts = await trusted_parts(self._session.trust, waiting)
         folds = await self._read_folds(parts, serving)
-        parts = [one for part in parts for one in part.without_unreadable(folds)]
-        merged = [part for part in parts if part.has_merged_user(folds)]
+        unreadable = {user: fold.failure for user, fold in folds.items() if fold.failure is not None}
+        parts = [one for part in parts for one in part.without(unreadable)]
+        merged_users = {user for user, fold in folds.items() if fold.is_merged}
+        merged = [part for part in parts if part.has_any_of(merged_users)]
         if merged:
             self._append_as_others(merged)
             parts = [part for part in parts if part not in merged]
@@ -257,7 +260,8 @@ class EventWriter:
                 for part in parts:
                     part.fail(exc)
             else:
-                self._writes.requeue([part for part in parts if part.entries and not part.expire()])
+                now_s = asyncio.get_running_loop().time()
+                self._writes.requeue([part for part in parts if part.entries and not part.expire(now_s)])
 
         self._start(requeue())
 
