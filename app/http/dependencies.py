@@ -79,6 +79,8 @@ async def read_body(request: Request, services: ServicesDep) -> bytes:
     content_type = request.headers.get("content-type")
     if content_type is not None and content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType("the body must be JSON; send Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaType("the body must not be compressed; send it without Content-Encoding")
     timeout_s = services.settings.body_timeout_s
     try:
         async with asyncio.timeout(timeout_s):

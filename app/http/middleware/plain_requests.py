@@ -39,7 +39,9 @@ ONLY_K = re.compile(rb"k=\d+|")
 # To parse a cursor takes milliseconds, so the request is counted before.
 CURSOR_OR_ENCODED_FIELD = re.compile(rb"(?:^|&)(?:cursor|[^=&]*%)")
 MAX_QUERY_BYTES = 512  # parsed within 30 µs
-HEADERS_FOR_APP = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
+HEADERS_FOR_APP = frozenset(
+    {b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site", b"content-encoding"}
+)
 HEADERS_OF_GET_FOR_APP = HEADERS_FOR_APP | {b"content-length"}
 MAX_BODY_BYTES = 32_768  # some 250 events; for more, the connection stops reading until the app takes what has come
 

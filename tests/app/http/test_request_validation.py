@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator
@@ -78,7 +79,18 @@ def test_a_body_that_says_it_is_not_json_is_refused(shared_client: Client, path:
     assert_refused(response, 415)
 
 
-@pytest.mark.parametrize("headers", [{}, JSON, {"content-type": "Application/JSON; charset=utf-8"}])
+@pytest.mark.parametrize("path", POSTS)
+def test_a_compressed_body_is_refused_as_such(shared_client: Client, path: str) -> None:
+    headers = JSON | {"content-encoding": "gzip"}
+    response = shared_client.post(path, content=gzip.compress(b"{}"), headers=headers)
+    assert_refused(response, 415)
+    message = response.json()["error"]["message"]
+    assert message == "the body must not be compressed; send it without Content-Encoding"
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, JSON, {"content-type": "Application/JSON; charset=utf-8"}, {"content-encoding": "Identity"}]
+)
 def test_json_may_be_declared_or_not(client: Client, headers: dict[str, str]) -> None:
     event = b'{"user_id": "ada", "item_id": "item-1"}'
     assert client.post("/v1/events", content=event, headers=headers).status_code == 200

@@ -187,6 +187,7 @@ def test_malformed_bodies(known: Client, path: str, body: bytes) -> None:
 def test_heads_of_posts(known: Client, path: str) -> None:
     body = VALID_BODIES[path][0]
     assert assert_same(known, "POST", path, json=body, headers={"content-type": "text/plain"}).status_code == 415
+    assert assert_same(known, "POST", path, json=body, headers={"content-encoding": "gzip"}).status_code == 415
     assert assert_same(known, "POST", path, content=b" " * (1 << 21)).status_code == 413
     assert assert_same(known, "POST", f"{path}?x=1", json=body).status_code == 422
     assert assert_same(known, "POST", f"{path}?", json=body).status_code == 200

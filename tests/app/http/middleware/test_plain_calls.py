@@ -116,6 +116,7 @@ OF_THE_APP = {
     "a query": post(EVENT, path=f"{PATH}?x=1"),
     "another method": post(EVENT).replace(b"POST", b"PUT"),
     "another type": post(EVENT, "Content-Type: text/plain"),
+    "a compressed body": post(EVENT, "Content-Encoding: gzip"),
     "two types": post(EVENT, "Content-Type: application/json", "Content-Type: text/plain"),
     "a body without a length": request(PATH).replace(b"GET", b"POST"),
     "a body in chunks": request(PATH, "Transfer-Encoding: chunked").replace(b"GET", b"POST") + b"2\r\n[]\r\n0\r\n\r\n",
