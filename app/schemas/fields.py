@@ -371,8 +371,11 @@ class Closed(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_fields(cls, data: Any) -> Any:
-        # Pydantic's own message would echo every unknown field of the request, however many there are.
-        if isinstance(data, Mapping) and not _field_names(cls).issuperset(data):
+        # Pydantic's own messages would name the class, or echo every unknown field, however many there are.
+        if not isinstance(data, Mapping):
+            if not isinstance(data, cls):
+                raise PydanticCustomError("not_an_object", "is not a JSON object")
+        elif not _field_names(cls).issuperset(data):
             names = sorted(_field_names(cls))
             unknown = next(name for name in data if name not in names)
             raise PydanticCustomError(

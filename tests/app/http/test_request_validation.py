@@ -161,6 +161,27 @@ def test_an_unknown_field_is_answered_with_the_one_that_was_meant_and_all_known_
         assert set(known.split(", ")) == {field.alias or name for name, field in PostedEvent.model_fields.items()}
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "at"),
+    [
+        ("/v1/events", [None, {"user_id": "ada", "item_id": "item-1"}, "x"], [(0, None), (2, None)]),
+        ("/v1/events", 7, [(0, None)]),
+        ("/v1/items", [{"item_id": "item-1"}, []], [(1, None)]),
+        ("/v1/recommendations", [], [(None, None)]),
+        ("/v1/recommendations", {"requests": [None]}, [(None, "requests.0")]),
+        ("/v1/users/ada/merge", "bob", [(None, None)]),
+    ],
+)
+def test_what_is_no_object_is_said_to_be_none(
+    shared_client: Client, path: str, body: object, at: list[tuple[int | None, str | None]]
+) -> None:
+    answer = shared_client.post(path, json=body)
+    assert_refused(answer, 422)
+    details = answer.json()["error"]["details"]
+    assert [(detail["index"], detail["field"]) for detail in details] == at
+    assert {detail["reason"] for detail in details} == {"is not a JSON object"}
+
+
 @pytest.mark.parametrize(("method", "path"), CALLS)
 def test_every_call_refuses_other_methods(shared_client: Client, method: str, path: str) -> None:
     other = shared_client.request("PATCH", path)
