@@ -1,9 +1,10 @@
-"""The scripts of docs/how-to/integrate and docs/how-to/switch.md, run against the real service; see also pages."""
+"""Scripts of docs/how-to: those of integrate, of apps and of a switch, run against the real service; see also pages."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 from playwright._impl._driver import compute_driver_executable
 
 from benchmarks.harness.service_process import free_port, wait_until_ready
-from tests.clients.conftest import HOW_TO, ROOT, Service
+from clients import lisarec_client
+from tests.clients.conftest import HOW_TO, ROOT, Exchange, Front, Service
 from tests.waiting import PATIENCE_S
 
 NODE = compute_driver_executable()[0]  # the one that Playwright brings
@@ -153,6 +156,60 @@ def test_the_newest_items_come_first(service: Service) -> None:
         service.ask("DELETE", "/v1/admin/scenarios/latest")
         for item_id in items:
             service.ask("PUT", f"/v1/items/{item_id}", json={"published_at": None}).raise_for_status()
+
+
+def test_events_of_phones_count_once_whatever_is_lost_and_whoever_logs_in(
+    service: Service, front: Front, ann: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three phones that change hands; the oracle is what happened on them."""
+    draw, users, expected = random.Random(0), (ann, f"{ann}-2"), list[str]()
+
+    def play(exchange: Exchange) -> None:
+        if (fate := draw.random()) < 0.2:  # only the answer is lost
+            exchange.ask_service()
+        if fate < 0.4:
+            exchange.refuse(503, "storage_unavailable")
+        else:
+            exchange.forward()
+
+    def visitor() -> str:
+        return f"visitor-{uuid4()}"
+
+    front.play = play
+    monkeypatch.setitem(sys.modules, "lisarec_client", lisarec_client)
+    for name, value in environment(service, LISAREC_URL=front.url).items():
+        monkeypatch.setenv(name, value)
+    script = re.search(
+        r"^```python\n(.*?)^```$", (HOW_TO / "industries" / "apps.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert script
+    backend: dict[str, Any] = {}
+    exec(script[1], backend)
+    phones: list[tuple[str, list[dict[str, object]]]] = [(visitor(), []) for _ in range(3)]
+    for step in range(40):
+        at = draw.randrange(3)
+        ours, queue = phones[at]
+        for item_id in draw.choices(["item-1", "item-2", "", 7], k=draw.randrange(5)):
+            event_id = str(uuid4())
+            queue.append({"visitor": ours, "event_id": event_id, "type": "tap", "item_id": item_id, "at": step})
+            expected += [event_id] if item_id in ("item-1", "item-2") else []
+        sent = queue[: draw.randrange(9)]
+        for _ in range(draw.randrange(3)):  # the phone gets no answer
+            backend["collect"]({"sent_at": step, "events": sent})
+        if draw.random() < 0.4:
+            ours = backend["login"](draw.choice(users), ours)
+        if draw.random() < 0.4:
+            backend["collect"]({"sent_at": step, "events": sent})
+            del queue[: len(sent)]
+        if draw.random() < 0.2:  # after a login
+            backend["login"](draw.choice(users), ours)
+            ours = visitor()
+        phones[at] = ours, queue
+    for ours, queue in phones:
+        backend["collect"]({"sent_at": 40, "events": queue})
+        backend["login"](ann, ours)
+    backend["lisarec"].close()
+    assert sorted(service.logged_ids(users[0]) + service.logged_ids(users[1])) == sorted(expected)
 
 
 def test_every_call_that_replaces_another_recommenders_exists(service: Service) -> None:

@@ -41,14 +41,15 @@ def sections_of(page: str) -> dict[str, str]:
 
 RULES, ARTICLES = sections_of("lists/recipes.md"), sections_of("industries/articles.md")
 GROCERIES, LISTINGS = sections_of("industries/groceries.md"), sections_of("industries/listings.md")
-STREAMING = sections_of("industries/streaming.md")
-PAGES = RULES | ARTICLES | GROCERIES | LISTINGS | STREAMING
+STREAMING, APPS = sections_of("industries/streaming.md"), sections_of("industries/apps.md")
+PAGES = RULES | ARTICLES | GROCERIES | LISTINGS | STREAMING | APPS
 SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | PAGES
 NEWSROOM, GROCER, RECEIPTS = "Publish", "Describe what you sell", "Import the night's receipts"
 MARKETPLACE, FORGET = "Post listings", "Relist, take down and forget"
 STUDIO = "Describe titles and profiles"
 PLAYS, AGES, SHARE = "Post plays", "Keep age limits and licences", "Give originals a fixed share"
 PAGE, SEARCH, TRACKS = "Fill a page of rows", "Search within the rules", "Choose the next track"
+APP_SHOP, UPLOADS = "Set up a shop", "Pass events on"
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
 TABLE, CART = "Import a messy export", "With what is in the cart"
 VECTORS = "Make vectors from titles"
@@ -160,6 +161,13 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         yield studio
 
 
+@pytest.fixture(scope="module")
+def app_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with started(tmp_path_factory.mktemp("apps"), blocks(APP_SHOP, "sh")[0]) as app_shop:
+        wait_for_scores(app_shop, [8.0, 7.0, 6.0, 5.0, 4.0, 3.0])
+        yield app_shop
+
+
 def assert_answer(found: Any, shown: str) -> None:
     """What the page shows is the answer, but for the id, which is another one each time."""
     expected = json.loads(shown)
@@ -263,6 +271,12 @@ def test_originals_have_their_share(studio: Shop, streaming_rules: str) -> None:
     lists = studio.answer(streaming_rules + commands)["results"]
     titles = [[item["item_id"] for item in one["items"]] for one in lists]
     assert titles == [["fox-school", "north-coast", "red-harbour"], ["night-train", "deep-ice", "bear-days", "old-fox"]]
+
+
+def test_an_app(app_shop: Shop) -> None:
+    """In the order of the page, because its lists are those of the user of its phone."""
+    assert app_shop.run_python("\n".join(blocks(UPLOADS, "python"))) == "".join(blocks(UPLOADS, "text"))
+    assert_page(app_shop, APPS)
 
 
 def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
