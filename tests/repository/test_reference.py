@@ -11,6 +11,7 @@ from typing import Any, get_args
 from zlib import crc32
 
 import pytest
+import uvicorn
 
 import app.errors
 import app.schemas
@@ -147,6 +148,7 @@ def test_every_cause_of_a_store_s_failure_is_there_with_its_message() -> None:
         ("`value` of an event", int(events.MAX_VALUE)),
         ("headers", MAX_HEADERS),
         ("requests waiting on one connection", MAX_PIPELINED),
+        ("time between two requests on one connection", uvicorn.Config("").timeout_keep_alive),
         ("bytes of a text, or of the texts of a set", properties.MAX_VALUE_BYTES),
         ("scenarios", scenarios.MAX_SCENARIOS),
         ("recent items of a state", layout.ITEM_RING),
