@@ -208,6 +208,7 @@ def test_events_of_phones_count_once_whatever_is_lost_and_whoever_logs_in(
     for ours, queue in phones:
         backend["collect"]({"sent_at": 40, "events": queue})
         backend["login"](ann, ours)
+    assert backend["login"](ann, users[1]) not in users
     backend["lisarec"].close()
     assert sorted(service.logged_ids(users[0]) + service.logged_ids(users[1])) == sorted(expected)
 
