@@ -202,4 +202,6 @@ def recommend(
         counts = asyncio.run(write_lists(settings, plan, out, on_progress))
     short = f"; {counts.short:,} of them are shorter than requested" if counts.short else ""
     damaged = f"; {counts.damaged:,} users have no list, because their data are damaged" if counts.damaged else ""
-    say(f"{out}: recommendations for {counts.users:,} users{short}{damaged}")
+    unknown = 0 if user_ids is None else len(user_ids) - counts.users - counts.damaged
+    no_list = f"; {unknown:,} users of {users!r} have no list: no events, or merged, or erased" if unknown else ""
+    say(f"{out}: recommendations for {counts.users:,} users{short}{damaged}{no_list}")

@@ -279,3 +279,10 @@ def test_the_command(shop: Client, tmp_path: Path, capsys: pytest.CaptureFixture
     assert run_command(*command, "--scenario", "email", "--k", "3") == 0
     assert f"recommendations for {len(KNOWN)} users" in capsys.readouterr().out
     assert {len(row["item_ids"]) for row in rows(out).values()} <= {0, 1, 2, 3}
+    named = tmp_path / "named.txt"
+    named.write_text("\n".join([USERS[5], "", USERS[3], "stranger"]))  # the second one was merged
+    options = {"--users": str(named), "--out": str(tmp_path / "named.parquet")}
+    assert run_command(*command[:-4], *(word for option in options.items() for word in option)) == 0
+    printed = capsys.readouterr().out
+    assert "recommendations for 1 users" in printed
+    assert f"; 2 users of {str(named)!r} have no list: no events, or merged, or erased" in printed
