@@ -70,7 +70,7 @@ def node_command(server: str, data: Path, users: RedisUsers, port: int, *options
     *shell, script = service["command"]
     replacements = _path_replacements(server, data, users) | {
         "/etc/redis-cluster.conf": str(CLUSTER_CONFIG),
-        "/acl/replica_password": str(users.acl_file.with_name("replica_password")),
+        "/acl/replica.conf": str(users.acl_file.with_name("replica.conf")),
         **{f"$${name}": value for name, value in service["environment"].items()},
     }
     (server_command,) = _replace_paths([script], replacements)

@@ -267,8 +267,7 @@ def test_the_environment_of_a_cluster_fits_its_services() -> None:
     assert environment["LISAREC_REDIS_URL"] == f"redis://lisarec@{','.join(f'{node}:6379' for node in nodes)}"
     assert COMPOSE["services"]["redis-cluster"]["command"] == [f"{node}:6379" for node in nodes]
     for node in nodes:
-        # what a node logs in with at its primary, the services can ask it for
-        assert '--masterauth "$$(cat /acl/replica_password)"' in str(COMPOSE["services"][node]["command"])
+        assert "--include /acl/replica.conf" in str(COMPOSE["services"][node]["command"])
         assert f"{node}:/data" in COMPOSE["services"][node]["volumes"]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from benchmarks.harness.compose import ROOT, make_users, node_command
+from benchmarks.harness.compose import MAKE_SECRETS, ROOT, make_users, node_command
 from benchmarks.harness.redis_cluster import cluster_client, command, free_node_port, is_whole
 from benchmarks.harness.topology import program
 from tests.storage.redis.servers import find_servers
@@ -152,6 +152,29 @@ def test_a_cluster_is_made_once_and_found_again_under_other_addresses(site: Site
         site.wait_until_whole(running)
         assert sum(node.dbsize() for node in running if node.info("replication")["role"] == "master") == 100
         assert layout(running[0]).keys() == before.keys()
+
+
+def arguments_of_processes() -> str:
+    """What `ps` shows to every user of the machine."""
+    shown = b""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            shown += (process / "cmdline").read_bytes() + b"\n"
+    return shown.replace(b"\0", b" ").decode(errors="replace")
+
+
+def test_nobody_reads_a_password_in_the_arguments_of_a_node(site: Site, tmp_path: Path) -> None:
+    """Redis hides its own; those of the script that started it stay."""
+    (given := tmp_path / "given").mkdir()
+    password = r"""a "quoted" back\slash, a 'tick', a $HOME and a #"""
+    (given / "replica_password").write_text(password)
+    subprocess.run([MAKE_SECRETS, tmp_path / "secrets", site.acl, given], check=True, timeout=PATIENCE_S)
+    with site.node(FIRST, 1) as node:
+        wait_until(lambda: answers(node), site.log.read_text)
+        assert node.config_get("master*") == {"masteruser": "replica", "masterauth": password}
+        shown = arguments_of_processes()
+    assert f"{site.acl}/users.acl" in shown
+    assert [word for word in (password, site.users.password, site.users.admin_password) if word in shown] == []
 
 
 def test_a_replica_that_asks_for_its_primary_at_a_former_address_is_told_its_primary_again(site: Site) -> None:
