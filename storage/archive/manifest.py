@@ -21,8 +21,10 @@ Other programs may read these files, as docs/reference/data-formats.md says.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
@@ -35,6 +37,7 @@ from storage.state.record_encoding import COLUMNS as RECORD_COLUMNS
 MANIFEST = "archive.json"
 THROUGH = "through"
 VERSION = 4
+FILE_NAME = re.compile(r"[0-9a-f-]+\.parquet")
 EARLIER_VERSION = (
     "the archive was written by an earlier lisarec (version {found}, this version supports {known}); run "
     "'lisarec backup' with that version, 'lisarec restore' with this one, and archive to another directory"
@@ -135,12 +138,24 @@ class Manifest:
                 str(fields["archive_id"]),
                 {int(number): str(place) for number, place in fields["positions"].items()},
                 int(fields["next_number"]),
-                tuple(ArchiveFile(**file) for file in fields["files"]),
+                tuple(_listed_file(**file) for file in fields["files"]),
                 str(fields.get("writer", "")),
                 bool(fields.get("must_scrub", False)),
             )
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
             raise StorageError(f"{MANIFEST} is not a list of archived files: {exc!r}") from exc
+
+
+def _listed_file(path: str, tenant: str, day: str, rows: int) -> ArchiveFile:
+    """Return a file of the manifest; raises ValueError if it is not where the writer puts files.
+
+    Files are read, copied and removed by their paths, so no path may lead out of the archive.
+    """
+    folder, _, name = path.rpartition("/")
+    date.fromisoformat(day)
+    if folder != f"{tenant_folder(tenant)}/day={day}" or not FILE_NAME.fullmatch(name):
+        raise ValueError(f"'{path}' is not a path of a file of {tenant} and {day}")
+    return ArchiveFile(path, tenant, day, rows)
 
 
 def archived_through_s(folder: Folder) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 UNFINISHED = "unfinished"  # subfolder of the cache for downloads, which are renamed when they are complete
 ABANDONED_AFTER_S = 3_600.0
 CHUNK = 8 << 20
+HEX_DIGITS = re.compile(r"[0-9a-f]+")
 # An endpoint in the environment may use plain HTTP; the providers' own endpoints use TLS.
 BULK: ClientConfig = {"allow_http": True, "connect_timeout": "3s", "read_timeout": "30s", "timeout": "1h"}
 BULK_RETRIES: RetryConfig = {
@@ -113,6 +115,8 @@ class ObjectFolder(Folder):
 
     @override
     def path(self, name: str, sha256: str | None = None) -> Path:
+        if sha256 is not None and not HEX_DIGITS.fullmatch(sha256):  # it is the name of a folder
+            raise OSError(f"{sha256!r}, which is listed for '{self._url}/{name}', is no SHA-256")
         copy = self._cache / (sha256 or self._digest_of_version(name)) / name
         if not copy.exists():
             unfinished = self._cache / UNFINISHED / uuid4().hex

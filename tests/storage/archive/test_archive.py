@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from storage.archive import pieces
 from storage.archive.hashes import Hashes
 from storage.archive.item_counts import ArchivedItemCounts
-from storage.archive.manifest import MANIFEST, Manifest
+from storage.archive.manifest import MANIFEST, ArchiveFile, Manifest
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
 from storage.errors import StorageError, StorageUnavailable
@@ -344,6 +344,21 @@ class TestReading:
         path.unlink()
         with pytest.raises(StorageUnavailable, match="lacks files"):
             read(ArchiveReader(tmp_path))
+
+    @pytest.mark.parametrize("day", ["2020-01-01", "2020-01-01/../../.."])
+    @pytest.mark.parametrize("path", ["{}/a.parquet", "../a.parquet", "tenant=main/day={day}/../../../a.parquet"])
+    def test_a_list_names_no_file_outside_of_the_archive(self, tmp_path: Path, path: str, day: str) -> None:
+        """Otherwise whoever can write the list lets services read any file, and the archiver remove it."""
+        outside, archive = tmp_path / "a.parquet", tmp_path / "archive"
+        outside.write_bytes(b"of somebody else")
+        archive.mkdir()
+        listed = ArchiveFile(path.format(tmp_path, day=day), "main", day, 1)
+        (archive / MANIFEST).write_text(Manifest("id", {}, 1, (listed,)).to_json())
+        with pytest.raises(StorageError, match="not a list of archived files"), ArchiveWriter.open(archive) as writer:
+            writer.drop_before("2021-01-01")
+        with pytest.raises(StorageError, match="not a list of archived files"):
+            read(ArchiveReader(archive))
+        assert outside.read_bytes() == b"of somebody else"
 
     def test_a_list_of_another_version_is_refused(self, tmp_path: Path) -> None:
         earlier = r"earlier lisarec \(version [123].*backup.*restore.*another directory"

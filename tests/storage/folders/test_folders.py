@@ -247,6 +247,14 @@ class TestBucket:
         bucket.add("a", b"written")
         assert bucket.path("a", digest).read_bytes() == b"written"
 
+    def test_a_hash_that_is_none_leads_to_no_other_file(self, bucket: ObjectFolder, tmp_path: Path) -> None:
+        (other := tmp_path / "a").write_bytes(b"of somebody else")
+        bucket.add("a", b"forged")
+        for forged in (str(tmp_path), "../../..", ""):
+            with pytest.raises(OSError, match="is no SHA-256"):
+                bucket.path("a", forged)
+        assert other.read_bytes() == b"of somebody else"
+
     def test_a_copy_is_used_without_the_store(self, s3_server: S3Server, bucket: ObjectFolder) -> None:
         digest = hashlib.sha256(b"1").hexdigest()[:32]
         bucket.add("a", b"1")
