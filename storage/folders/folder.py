@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
+OWNER_ONLY = 0o700  # permissions of a folder with data of users, if it does not exist yet
 MAX_CONDITIONAL = 1 << 24  # bytes; buckets take such a file in one request, which must end before it times out
 
 Version: TypeAlias = tuple[str, str]  # identifies a file's content; opaque, only to be compared

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from storage.folders.folder import Content, Folder, Overtaken, Version
+from storage.folders.folder import OWNER_ONLY, Content, Folder, Overtaken, Version
 
 LOCK = "archive.lock"
 UNFINISHED = ".unfinished"
@@ -77,7 +77,7 @@ class LocalFolder(Folder):
     @override
     @contextmanager
     def writing(self) -> Iterator[None]:
-        _make_folder(self._directory)
+        _make_folder(self._directory, OWNER_ONLY)
         with (self._directory / LOCK).open("wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,10 +88,10 @@ class LocalFolder(Folder):
             yield
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, whose names are durable afterwards."""
+def _make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder with these permissions and its missing parents, whose names are durable afterwards."""
     missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode, parents=True, exist_ok=True)
     for one in missing:
         sync_directory(one.parent)
 

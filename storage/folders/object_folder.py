@@ -24,7 +24,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, 
 from obstore.store import from_url
 from typing_extensions import override
 
-from storage.folders.folder import Content, Folder, Overtaken, Version
+from storage.folders.folder import OWNER_ONLY, Content, Folder, Overtaken, Version
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -120,7 +120,8 @@ class ObjectFolder(Folder):
         copy = self._cache / (sha256 or self._digest_of_version(name)) / name
         if not copy.exists():
             unfinished = self._cache / UNFINISHED / uuid4().hex
-            unfinished.parent.mkdir(parents=True, exist_ok=True)
+            self._cache.mkdir(OWNER_ONLY, parents=True, exist_ok=True)
+            unfinished.parent.mkdir(exist_ok=True)
             try:
                 self._download(name, unfinished, sha256)
                 copy.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from storage.errors import StorageUnavailable
+from storage.folders.folder import OWNER_ONLY
 from storage.sqlite.batches import require_aggregates
 from storage.sqlite.connections.checkpoints import MAX_LOG_BYTES, CheckpointThread
 from storage.sqlite.connections.open_files import OpenFiles, require_log_of_database
@@ -36,7 +37,7 @@ class Database:
 
     def __init__(self, path: Path, max_waiting_events: int) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(OWNER_ONLY, parents=True, exist_ok=True)
         require_log_of_database(path)
         with closing(self.connect()) as connection:
             require_aggregates(connection)

@@ -21,7 +21,7 @@ from model.artifact.tensor_file import sync
 from model.data.table import SUFFIXES, find_table, sink_parquet, write_parquet
 from model.evaluation.holdout_comparison import HoldoutComparison, mark_for_comparison, split_for_comparison
 from storage.archive.training_events import TrainingEvents
-from storage.folders.folder import Folder
+from storage.folders.folder import OWNER_ONLY, Folder
 
 COLUMNS = ("user_id", "item_id", "type", "value", "order_id")
 
@@ -43,7 +43,8 @@ class RoundData:
 
     def read(self, archived: TrainingEvents, max_events: int, event_weights: Mapping[str, float]) -> int:
         """Copy the newest events that have a weight; return the number of events of unknown types."""
-        self._pieces.mkdir(parents=True)
+        self._folder.mkdir(OWNER_ONLY, parents=True, exist_ok=True)
+        self._pieces.mkdir()
         trained_types = [kind for kind, weight in event_weights.items() if weight > 0]
         unknown = 0
         for number, piece in enumerate(archived.newest(max_events)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from stat import S_IMODE
 
 import polars as pl
 import pytest
@@ -182,6 +183,7 @@ def test_the_files_of_both_trainings_are_those_of_a_whole_table(tmp_path: Path, 
     known = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
     table = log.filter(pl.col("type").is_in(known))
     assert data.read(events, ALL, EVENT_WEIGHTS) == len(log.filter(pl.col("type") == "seen-in-store")) > 0
+    assert S_IMODE((tmp_path / "round").stat().st_mode) == 0o700
     assert (data.exist(), data.count(), set(data.item_ids())) == (True, len(table), set(table["item_id"]))
 
     seen_ms = 2 * DAY_MS
