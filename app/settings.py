@@ -40,6 +40,8 @@ ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://\S+:\d+")  # of a Service 
 
 
 SCHEMES_OF_REDIS = ("redis://", "rediss://", "unix://")
+_HOST = r"(\[[0-9a-fA-F:.%]+\]|[^\s:/?#@,\[\]]+)(:\d+)?"
+URL_OF_REDIS = re.compile(rf"rediss?://([^\s/?#]*@)?{_HOST}(,{_HOST})*(/\d*)?(\?[^\s#]*)?")
 
 PlaceSetting = Annotated[Place, BeforeValidator(parse_place), PlainSerializer(str, return_type=str)]
 
@@ -121,10 +123,15 @@ class StoreSettings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _with_scheme(cls, url: str | None) -> str | None:
-        if url is None or url.startswith(SCHEMES_OF_REDIS):
+    def _url_of_redis(cls, url: str | None) -> str | None:
+        if url is None or url.startswith("unix://") or URL_OF_REDIS.fullmatch(url):
             return url
-        raise ValueError("begin it with redis://, rediss:// or unix://, such as redis://127.0.0.1:6379/0")
+        if not url.startswith(SCHEMES_OF_REDIS):
+            raise ValueError("begin it with redis://, rediss:// or unix://, such as redis://127.0.0.1:6379/0")
+        raise ValueError(
+            "write redis://USER:PASSWORD@HOST:PORT/0, and a password with special characters encoded, as %2F for /; "
+            "or write it to a file, and name that in LISAREC_REDIS_PASSWORD_FILE"
+        )
 
     @field_validator("log_level", mode="before")
     @classmethod

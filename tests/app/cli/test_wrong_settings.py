@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.settings import StoreSettings
 from tests.app.support import run_command
 
 
@@ -42,6 +43,41 @@ def test_a_wrong_setting_is_refused_by_the_name_of_its_variable(
 ) -> None:
     monkeypatch.setenv(f"LISAREC_{name}", value)
     assert hint in refused(capsys, "serve")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://shop:sesame/open@db:6379/0",
+        "redis://shop:6379/sesame@db/0",
+        "rediss://shop:sesame#open@db",
+        "redis://shop:sesame?open@db:6379,db2:6379/0",
+        "redis://shop:sesame@db:port/0",
+        "redis://shop:sesame@[::1/0",
+    ],
+)
+def test_a_url_of_redis_that_is_read_otherwise_is_refused_without_a_part_of_its_password(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISAREC_REDIS_URL", url)
+    printed = refused(capsys, "audit")
+    assert "a password with special characters encoded" in printed
+    assert "sesame" not in printed
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://db",
+        "rediss://shop:s%2Fs@me@db:6379/0?ssl_ca_certs=/secrets/redis.crt",
+        "redis://shop@db-1.example:6379,10.0.0.2:6379",
+        "redis://[::1]:6379/",
+        "redis://:sesame@[fe80::1],db",
+        "unix:///run/redis.sock?db=1",
+    ],
+)
+def test_every_other_url_of_redis_is_taken(url: str) -> None:
+    assert StoreSettings(redis_url=url).redis_url == url
 
 
 def test_commands_without_a_store_name_the_variable_too(
