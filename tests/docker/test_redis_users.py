@@ -23,6 +23,7 @@ from app.settings import StoreSettings
 from benchmarks.harness.compose import (
     MAKE_SECRETS,
     REDIS_LOAD_USERS,
+    ROOT,
     RedisUsers,
     compose_document,
     make_users,
@@ -33,6 +34,8 @@ from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import answers_ping, program, redis_server
 from tests.app.conftest import Client
 from tests.waiting import PATIENCE_S, wait_until
+
+MANAGED_REDIS = ROOT / "docs" / "how-to" / "deploy" / "managed-redis.md"
 
 
 @pytest.fixture
@@ -190,30 +193,31 @@ def test_a_user_has_nothing_but_what_the_file_says(tmp_path: Path) -> None:
             assert allowed_by_user(admin) == before
 
 
+def use_service_and_archiver(start: Callable[..., Client], folder: Path, url: str) -> None:
+    """Post, read, merge, archive and erase."""
+    named = url.replace(f":{make_users(folder).password}@", "@")
+    password_file = folder / "secrets" / "redis_password"
+    client = start(folder, redis_url=named, redis_password_file=password_file)
+    try:
+        client.click("ada", "item-1", "item-2")
+        client.click("visitor", "item-3")
+        assert client.recommend("ada", exclude_seen="all")["source"] == "personalised"
+        assert client.post("/v1/users/ada/merge", json={"from": "visitor"}).status_code == 200
+        assert len(client.get("/v1/users/ada/events").json()["events"]) >= 3
+        settings = StoreSettings(redis_url=named, redis_password_file=password_file, archive_dir=folder / "archive")
+        report_lines: list[str] = []
+        archive(settings, ArchiverPlan(None, 0, None), report_lines.append, ArchiverMetrics())
+        assert "events archived" in report_lines[0]
+        assert client.request("DELETE", "/v1/users/ada").status_code == 202
+        archive(settings, ArchiverPlan(None, 0, None), report_lines.append, ArchiverMetrics())
+    finally:
+        client.close()
+
+
 def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Client], tmp_path: Path) -> None:
     with redis_server(tmp_path) as url:
         users = make_users(tmp_path)
-        named = url.replace(f":{users.password}@", "@")
-        password_file = tmp_path / "secrets" / "redis_password"
-        client = start(tmp_path, redis_url=named, redis_password_file=password_file)
-        try:
-            client.click("ada", "item-1", "item-2")
-            client.click("visitor", "item-3")
-            assert client.recommend("ada", exclude_seen="all")["source"] == "personalised"
-            assert client.post("/v1/users/ada/merge", json={"from": "visitor"}).status_code == 200
-            assert len(client.get("/v1/users/ada/events").json()["events"]) >= 3
-            settings = StoreSettings(
-                redis_url=named,
-                redis_password_file=password_file,
-                archive_dir=tmp_path / "archive",
-            )
-            report_lines: list[str] = []
-            archive(settings, ArchiverPlan(None, 0, None), report_lines.append, ArchiverMetrics())
-            assert "events archived" in report_lines[0]
-            assert client.request("DELETE", "/v1/users/ada").status_code == 202
-            archive(settings, ArchiverPlan(None, 0, None), report_lines.append, ArchiverMetrics())
-        finally:
-            client.close()
+        use_service_and_archiver(start, tmp_path, url)
         port = int(url.rpartition(":")[2].partition("/")[0])
         with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as nobody, pytest.raises(redis.AuthenticationError):
             nobody.get("x")
@@ -221,6 +225,25 @@ def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Clie
             for command in ("FLUSHALL", "CONFIG SET appendfsync no", "SHUTDOWN", "ACL LIST", "KEYS *"):
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     service.execute_command(command)
+
+
+def test_the_user_of_the_page_on_managed_servers_may_do_what_it_has_to_with_its_keys_alone(
+    start: Callable[..., Client], tmp_path: Path
+) -> None:
+    (rules,) = re.findall(r"^user lisarec on #SHA256 (.*)$", MANAGED_REDIS.read_text(), re.MULTILINE)
+    with redis_server(tmp_path) as url:
+        users, port = make_users(tmp_path), int(url.rpartition(":")[2].partition("/")[0])
+        with redis.Redis.from_url(users.admin_url(port)) as admin:
+            admin.execute_command("ACL SETUSER", "lisarec", "reset", "on", f">{users.password}", *rules.split())
+            admin.mset({"other:key": "of others", "lisarec": "of others"})
+            use_service_and_archiver(start, tmp_path, url)
+            assert [entry["reason"] for entry in admin.acl_log()] == []
+        with redis.Redis.from_url(url) as service:
+            for command in ("GET other:key", "SET other:key x", "DEL lisarec", "FLUSHALL", "CONFIG SET appendfsync no"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    service.execute_command(*command.split())
+            with pytest.raises(redis.exceptions.ResponseError, match="can't access at least one of the keys"):
+                service.eval("return redis.call('GET', 'other:key')", 0)
 
 
 @pytest.mark.usefixtures("alpine_shell")
