@@ -97,10 +97,10 @@ sbom: $(TOOLS)/.installed
 	cat docker/requirements/requirements.txt docker/requirements/torch.txt | \
 		$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible -o $(DIST)/lisarec.cdx.json -
 
-$(TOOLS)/.installed: docker/requirements/build.txt constraints.txt
+$(TOOLS)/.installed: docker/requirements/build.txt docker/requirements/sbom.txt
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --no-deps --require-hashes -r docker/requirements/build.txt
-	$(TOOLS)/bin/python -m pip install -c constraints.txt cyclonedx-bom
+	$(TOOLS)/bin/python -m pip install --no-deps --require-hashes -r docker/requirements/sbom.txt
 	@touch $@
 
 # `lisarec data` can't download online-retail; it is measured if LISAREC_DATA has it

@@ -65,8 +65,16 @@ def test_nothing_is_missing_and_nothing_too_many() -> None:
     assert all(version(name).partition("+")[0] == PINS[name] for name in wanted)
     tools = [Requirement(text).name for text in PROJECT["build-system"]["requires"]]
     assert locked("build.txt").keys() >= set(tools)
+    assert locked("sbom.txt").keys() == needed([text for text in optional["test"] if text.startswith("cyclonedx-bom")])
     tests = {Requirement(text).name for text in optional["test"]} - wanted
     assert not tests & locked("requirements.txt").keys(), "tests are not in the image"
+
+
+def test_a_release_is_made_by_nothing_without_a_hash() -> None:
+    """What makes the wheel and its bill of materials runs where they are attested."""
+    installs = re.findall(r"\$\(TOOLS\)/bin/python -m pip install (.*)", (ROOT / "Makefile").read_text())
+    locks = [f"--no-deps --require-hashes -r docker/requirements/{name}" for name in ("build.txt", "sbom.txt")]
+    assert installs == locks
 
 
 def test_the_image_takes_nothing_without_a_hash() -> None:
