@@ -96,6 +96,20 @@ def installed(built: Path) -> Installation:
     return installation
 
 
+def test_whoever_builds_it_again_gets_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    """At another time, in another zone, with other permissions: so a release can be compared with its sources."""
+    (sources,) = built.parent.glob("lisarec-*/")
+    again = shutil.copytree(sources, tmp_path / "elsewhere", copy_function=shutil.copy)
+    for path in again.rglob("*"):
+        path.chmod(path.stat().st_mode & 0o700)
+    environment = {**os.environ, "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
+    for build in (BUILD_SOURCES, BUILD_WHEEL):
+        command = ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-c", build, str(tmp_path)]
+        subprocess.run(command, cwd=again, env=environment, check=True, timeout=300)
+    for file in (built, *built.parent.glob("*.tar.gz")):
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
+
+
 def test_one_package_is_installed_and_all_of_it_can_be_imported(installed: Installation, tmp_path: Path) -> None:
     assert {path.name.partition("-")[0] for path in installed.packages.iterdir()} == {"lisarec"}
     assert not [path for path in installed.packages.rglob("*") if path.name in ("npm", "tests", "node_modules")]
