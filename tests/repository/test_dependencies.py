@@ -22,7 +22,7 @@ EXTRAS = {  # what needs more, and the extra that brings it
     CLIENT / "mcp_server.py": "mcp",
 }
 # what a declared package needs itself, and has in what it offers
-PROVIDERS = {"httptools": "uvicorn", "mcp_types": "mcp", "pydantic_core": "pydantic", "starlette": "fastapi"}
+PROVIDERS = {"mcp_types": "mcp", "pydantic_core": "pydantic", "starlette": "fastapi"}
 OF_GPU_BUILDS = "triton"  # comes with torch's builds for GPUs
 DISTRIBUTIONS = packages_distributions()
 
