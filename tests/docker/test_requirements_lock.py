@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import requires, version
+from importlib.metadata import metadata, requires, version
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[2]
 LOCKS = {path.name: path for path in sorted((ROOT / "docker" / "requirements").glob("*.txt"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IMAGE_PYTHON = {"python_version": "3.11", "python_full_version": "3.11.14"}
+PERMISSIVE = re.compile(
+    r"0BSD|Apache.*|(3-Clause )?BSD(-[23]-Clause| License)|BSL-1\.0|CC0-1\.0|ISC.*|MIT(-0| License)?|PSF-2\.0|Zlib"
+)
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalnum())
 
 
@@ -68,6 +71,26 @@ def test_nothing_is_missing_and_nothing_too_many() -> None:
     assert locked("sbom.txt").keys() == needed([text for text in optional["test"] if text.startswith("cyclonedx-bom")])
     tests = {Requirement(text).name for text in optional["test"]} - wanted
     assert not tests & locked("requirements.txt").keys(), "tests are not in the image"
+
+
+def licences(name: str) -> set[str]:
+    """What an installed package declares: SPDX expressions, or classifiers or a name before there were such."""
+    declared = metadata(name)
+    if expression := declared["License-Expression"]:
+        return {one for one in re.split(r" AND | OR |[()]", expression) if one}
+    classifiers = declared.get_all("Classifier") or []
+    classified = {one.rpartition(" :: ")[2] for one in classifiers if one.startswith("License :: OSI Approved :: ")}
+    return classified or {*declared.get_all("License", [])}
+
+
+def test_the_licences_of_the_image_are_those_of_the_page() -> None:
+    found = {name: licences(name) for name in locked("requirements.txt").keys() | locked("torch.txt").keys()}
+    assert all(found.values())
+    others = {name: left for name, all_ in found.items() if (left := {x for x in all_ if not PERMISSIVE.fullmatch(x)})}
+    assert all("MPL" in one for left in others.values() for one in left), others
+    page = (ROOT / "docs" / "how-to" / "trust" / "verify-a-release.md").read_text()
+    (named,) = re.findall(r"^Two have MPL-2\.0 and are unchanged: (.*)\.$", page, re.MULTILINE)
+    assert named == ", ".join(f"`{name}`" for name in sorted(others))
 
 
 def test_a_release_is_made_by_nothing_without_a_hash() -> None:
