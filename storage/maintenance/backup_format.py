@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 from storage.errors import StorageError
 from storage.items.audit import AuditEntry
@@ -36,6 +36,7 @@ EARLIER_VERSIONS = (1, 2, 3, 4, 5, 6, 7)
 FIRST_WITH_LISTS = 6  # see `_with_items`
 VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_with_codes_apart`
 EARLIER_CODES_MARK = "!"
+MAX_LINE = 1 << 24  # characters, far more than any record has; a small file may hold a line that fills the memory
 FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {  # of a log entry
     "event_id": str,
     "user_id": str,
@@ -76,14 +77,23 @@ def read_records(path: Path) -> Iterator[TenantRecord]:
     """Iterate over the records; raise StorageError when the file is not a complete backup."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            header: Any = json.loads(next(file, "null"))
+            lines = _bounded_lines(file)
+            header: Any = json.loads(next(lines, "null"))
             if header not in [{**HEADER, "version": version} for version in (VERSION, *EARLIER_VERSIONS)]:
                 raise StorageError(f"'{path}' is not a backup that this version of lisarec can read")
-            records = _parse(path, file, header["version"])
+            records = _parse(path, lines, header["version"])
             has_codes_in_items = header["version"] in VERSIONS_WITH_CODES_IN_ITEMS
             yield from _with_codes_apart(records) if has_codes_in_items else records
-    except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
+    except (EOFError, OSError, ValueError, TypeError, RecursionError, zlib.error) as exc:
         raise StorageError(f"'{path}' is not a readable backup: {exc}") from exc
+
+
+def _bounded_lines(file: TextIO) -> Iterator[str]:
+    """Yield the lines of a file; raises ValueError for one that is too long."""
+    while line := file.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            raise ValueError(f"a line has more than {MAX_LINE:,} characters")
+        yield line
 
 
 def _parse(path: Path, lines: Iterable[str], version: int) -> Iterator[TenantRecord]:
@@ -94,7 +104,7 @@ def _parse(path: Path, lines: Iterable[str], version: int) -> Iterator[TenantRec
             if isinstance(line, dict) and "entries" in line:
                 break
             record = _record(line, version)
-        except (ValueError, TypeError, AttributeError) as exc:
+        except (ValueError, TypeError, AttributeError, RecursionError) as exc:
             raise StorageError(f"'{path}' is not a readable backup: line {number}: {exc}") from exc
         count += isinstance(record[1], LogRecord)
         yield record

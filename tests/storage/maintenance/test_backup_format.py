@@ -11,7 +11,7 @@ import pytest
 
 from storage.errors import StorageError
 from storage.maintenance.backup import restore
-from storage.maintenance.backup_format import HEADER, encoded_line
+from storage.maintenance.backup_format import HEADER, MAX_LINE, encoded_line, read_records
 from storage.state.record_encoding import to_json
 from tests.storage.contract.stores import new_address, opened
 from tests.storage.oracles.random_events import START_US, click, make_generation
@@ -40,3 +40,14 @@ def test_a_value_of_another_type_restores_nothing(tmp_path: Path, wrong: Any, sa
             assert [page.entries for page in [page async for page in store.log()]] == [[]]
 
     asyncio.run(law())
+
+
+@pytest.mark.parametrize("before", [b"", encoded_line(HEADER)])
+@pytest.mark.parametrize("line", [b"[" * 1_000_000, b"0" * MAX_LINE])
+def test_a_line_that_would_take_all_memory_or_depth_is_refused(tmp_path: Path, before: bytes, line: bytes) -> None:
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(before + line + b"\n"))
+    with pytest.raises(
+        StorageError, match=r"log.gz' is not a readable backup: .*(recursion depth|more than 16,777,216)"
+    ):
+        list(read_records(path))
