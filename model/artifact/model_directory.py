@@ -201,6 +201,8 @@ def load(directory: Path, keys_file: Path | None = None) -> Artifact:
     hashes = _read_manifest(directory, keys_file)
     with ThreadPoolExecutor() as pool:
         tag = pool.submit(_checked_tag, directory, hashes, pool)
+        if keys_file is not None:
+            tag.result()  # what nobody has signed is not even parsed
         _require_served(directory)
         try:
             config = ServedRecipe.model_validate_json((directory / CONFIG).read_bytes())

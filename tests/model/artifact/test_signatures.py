@@ -16,7 +16,7 @@ import pytest
 from model import config
 from model.artifact import model_directory, signatures
 from model.artifact.item_table import ItemTable
-from model.artifact.model_directory import MANIFEST, ArtifactError
+from model.artifact.model_directory import MANIFEST, WEIGHTS, ArtifactError
 from model.artifact.signatures import SIGNATURE, SignatureError, TrustedKeys, read_signing_key
 from model.lisa.lisa_mini import LisaMini
 from tests.waiting import PATIENCE_S
@@ -94,6 +94,23 @@ def test_a_manifest_that_agrees_with_forged_files_is_not_the_signed_one(signed: 
     (signed / MANIFEST).write_text(json.dumps(hashes))
     model_directory.load(signed)
     assert_refused(signed, keys / "one.pub")
+
+
+def test_a_forged_file_is_not_even_parsed(signed: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parser may have a fault, or take all memory for a small file."""
+    parsed: list[Path] = []
+
+    def load_file(path: Path) -> None:
+        parsed.append(path)
+        raise ValueError("not a file of tensors")
+
+    monkeypatch.setattr(model_directory, "load_file", load_file)
+    (signed / WEIGHTS).write_bytes(b"forged")
+    for keys_file, expected in ((None, [signed / WEIGHTS]), (keys / "one.pub", [])):
+        parsed.clear()
+        with pytest.raises(ArtifactError, match=f"{WEIGHTS} does not match its manifest"):
+            model_directory.load(signed, keys_file)
+        assert parsed == expected
 
 
 def test_without_keys_nothing_is_asked_for(unsigned: Path, keys: Path) -> None:
