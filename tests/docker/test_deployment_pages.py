@@ -111,3 +111,19 @@ def test_haproxy_takes_the_listener_for_tls(tmp_path: Path) -> None:
     (tmp_path / "recs.pem").write_text(certificate)
     (tmp_path / "tls.cfg").write_text(listener.replace("/certs/", f"{tmp_path}/"))
     run(haproxy, "-c", "-f", str(HAPROXY_CONFIG), "-f", str(tmp_path / "tls.cfg"))
+
+
+def test_passwords_of_a_cluster_of_one_s_own_are_out_of_others_reach(tmp_path: Path) -> None:
+    """Containers run as different users, so everybody can read the files: only the folders keep others out."""
+    (script,) = (block for block in blocks(FOLDER / "redis-cluster.md", "sh") if "make-secrets" in block)
+    run("sh", "-euc", f"umask 022\n{script.replace(' /', f' {tmp_path}/')}")
+    for folder, name in (("secrets", "redis_password"), ("acl", "admin_password")):
+        assert (tmp_path / folder / name).stat().st_size > 0
+        assert (tmp_path / folder).stat().st_mode & 0o077 == 0
+
+
+def test_no_page_writes_a_key_to_a_file_that_others_can_read() -> None:
+    shells = "\n".join(block for page in (ROOT / "docs").rglob("*.md") for block in blocks(page, "sh"))
+    writing = re.findall(r"^.*\bkeys add .*>.*$", shells, re.MULTILINE)
+    assert len(writing) == 3
+    assert [line for line in writing if not line.startswith("(umask 077; ")] == []
