@@ -46,7 +46,7 @@ BROWSER_SCOPES: frozenset[Scope] = frozenset({"events:write", "portable"})
 INCLUDED: Mapping[Scope, Scope] = {"scenarios:write": "admin"}  # by scope, the scope that includes it
 KEY_PREFIX = "lisarec"
 
-ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?")
+ORIGIN = re.compile(r"(https?|capacitor|ionic)://[a-z0-9.-]+(:[0-9]{1,5})?")  # also of web views in apps
 
 logger = logging.getLogger(__name__)
 

@@ -112,6 +112,7 @@ class TestTheFile:
             ("https://straße.example", "https://xn--strae-oqa.example"),
             ("http://localhost:3000", "http://localhost:3000"),
             ("http://127.0.0.1:3000", "http://127.0.0.1:3000"),
+            ("capacitor://localhost", "capacitor://localhost"),  # of an app's web view on iOS
         ],
     )
     def test_names_an_origin_as_browsers_send_it(self, given: str, sent: str) -> None:
