@@ -532,4 +532,5 @@ async function begin() {
 }
 
 element("query").value = named("query") ?? "";
+element("unstarted").remove();
 act(begin);

@@ -119,6 +119,19 @@ def test_a_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: s
         expect(page.locator("#retry")).to_be_hidden()
 
 
+@pytest.mark.parametrize("script", ["playground.js", "timing.js"])
+def test_a_page_that_lacks_a_script_says_so(browser: Browser, url: str, script: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED") as page:
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        expect(page.locator("#unstarted")).to_have_count(0)
+        page.route(f"**/{script}", lambda route: route.abort())
+        page.reload()
+        expect(page.locator("#unstarted")).to_be_visible()
+        page.unroute(f"**/{script}")
+        page.reload()
+        expect(page.locator("#recommendations li")).to_have_count(10)
+
+
 def test_an_id_of_spaces_is_none(page: Page) -> None:
     user = page.input_value("#user")
     page.on("request", lambda request: pytest.fail(request.url) if "/users/" in request.url else None)
