@@ -86,7 +86,7 @@ function remember() {
 /** Say what went wrong; null: nothing did. */
 function say(failure) {
   reveal("key-form", lacksKey(failure));
-  reveal("retry", failure !== null && !lacksKey(failure) && watching === undefined); // nothing has been seen yet
+  reveal("retry", failure !== null && mayPass(failure) && ranks === null); // this user has no list yet
   const others = rules.mark(failure?.details ?? []);
   element("failure").textContent = [failure?.message, ...others.map(({ reason }) => reason)].join(": ");
   element("notice").hidden = failure === null;
@@ -100,6 +100,9 @@ function reveal(id, isShown) {
 }
 
 const lacksKey = (failure) => [401, 403].includes(failure?.status);
+
+/** Whether the same request may be answered later: the service did not refuse it for what it asks. */
+const mayPass = ({ status }) => status === 429 || !(status >= 400 && status < 500);
 
 function act(work) {
   acting = acting.then(() => visibly(work)).then(() => say(null), say).then(() => firstSteps.show());
@@ -187,6 +190,7 @@ async function refresh(beganMs = performance.now(), eventMs = null) {
   const generation = await listing.catch(() => null);
   if (heatMap !== null) await showUser(await reading, generation);
   await listing;
+  watching ??= watch();
 }
 
 /** Show the list; returns the generation that made it. */
@@ -528,7 +532,6 @@ async function begin() {
   element("failure").textContent = ""; // so that the same one is announced again, too
   search(); // clicks need not wait for it
   await refresh();
-  watching ??= watch();
 }
 
 element("query").value = named("query") ?? "";

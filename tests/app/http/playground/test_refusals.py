@@ -96,6 +96,7 @@ def test_what_the_service_refuses_is_said(browser: Browser, url: str) -> None:
         page.fill("#user", "nobody\u0085here")
         page.keyboard.press("Enter")
         expect(page.locator("#notice")).to_contain_text("not valid")
+        expect(page.locator("#retry")).to_be_hidden()
         open_user(page, "x" * 129)
         expect(page.locator("#notice")).to_contain_text("1 to 128 characters")
         page.reload()
@@ -117,6 +118,39 @@ def test_a_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: s
         page.click("#recommendations li:first-child .item")
         expect(page.locator("#notice")).to_contain_text("cannot be reached")
         expect(page.locator("#retry")).to_be_hidden()
+
+
+@pytest.mark.parametrize("path", ["**/recommendations?*", "**/v1/model"])
+def test_a_page_whose_first_request_was_refused_is_tried_again(browser: Browser, url: str, path: str) -> None:
+    with visiting(browser, url, expected="status of 503") as page:
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        page.route(path, lambda route: route.fulfill(status=503, body="no server is available"))
+        page.reload()
+        expect(page.locator("#notice")).to_contain_text("the service answered 503")
+        page.unroute(path)
+        page.click("text=Try again")
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_another_user_s_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED|status of 404") as page:
+        page.route("**/v1/**", lambda route: route.abort())
+        page.reload()
+        expect(page.locator("#notice")).to_contain_text("cannot be reached")
+        open_user(page, "ann")
+        expect(page.locator("#retry")).to_be_visible()
+        page.unroute("**/v1/**")
+        open_user(page, "bob")
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        expect(page.locator("#figures")).to_contain_text("tiny in 1 process")  # as if the page had been filled at first
+        page.route("**/v1/**", lambda route: route.abort())
+        open_user(page, "ann")
+        expect(page.locator("#recommendations li")).to_have_count(0)
+        page.unroute("**/v1/**")
+        page.click("text=Try again")
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        expect(page.locator("#user")).to_have_value("ann")
 
 
 @pytest.mark.parametrize("script", ["playground.js", "timing.js"])
