@@ -68,6 +68,21 @@ signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 if sys.platform == "linux":
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
+# Chromium ends requests that wait for a connection with ERR_NETWORK_CHANGED once an interface comes or goes, as with
+# every container that starts beside the tests. Without such a socket it takes the network for one that stays.
+NO_ROUTES = """
+#include <errno.h>
+#include <linux/netlink.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int socket(int domain, int type, int protocol) {
+  if (domain != AF_NETLINK || protocol != NETLINK_ROUTE) return (int)syscall(SYS_socket, domain, type, protocol);
+  errno = EAFNOSUPPORT;
+  return -1;
+}
+"""
+
 # What waits for servers, syncs and kills leaves the processor to others, but several such tests at once wait too long
 # for each other. So these files stand in two lanes, each of which is the work of one process; others share the rest.
 LANES = (
@@ -173,8 +188,19 @@ def interpreter_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", RealPopen)
 
 
+@pytest.fixture(scope="session")
+def steady_network(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | float | bool]:
+    """The environment of a program that does not hear of changes to the network; this one's without a C compiler."""
+    if shutil.which("cc") is None:
+        return {**os.environ}
+    library = tmp_path_factory.mktemp("preloaded") / "no_routes.so"
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+    subprocess.run(command, input=NO_ROUTES.encode(), check=True)
+    return {**os.environ, "LD_PRELOAD": str(library)}
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(steady_network: dict[str, str | float | bool]) -> Iterator[Browser]:
     """Of this module alone: while it runs, this thread has an event loop, which others could not bear."""
     executable = chromium()
     if executable is None:
@@ -182,7 +208,9 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
         options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=executable, args=options, timeout=PATIENCE_S * 1e3)
+        browser = playwright.chromium.launch(
+            executable_path=executable, args=options, env=steady_network, timeout=PATIENCE_S * 1e3
+        )
         yield browser
         browser.close()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -223,6 +226,29 @@ def test_without_a_browser_continuous_integration_fails(
         result = pytester.runpytest_inprocess("-rsE", "-p", "tests.conftest")
         assert result.parseoutcomes() == {outcome: 1}
         result.stdout.fnmatch_lines("*there is no Chromium*")
+
+
+def test_the_browser_does_not_hear_of_changes_to_the_network(browser: Browser) -> None:
+    """It would end the requests of a page that is loading, whenever something else starts a container."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # the process has ended
+            parents[status.parent] = Path("/proc", *re.findall(r"PPid:\s(\d+)", status.read_text()))
+    own = {Path(f"/proc/{os.getpid()}")}
+    while children := {process for process, parent in parents.items() if parent in own} - own:
+        own |= children
+    assert any("chrom" in target(process / "exe") for process in own)
+    opened = {target(link) for process in own for link in (process / "fd").glob("*")}
+    _, *sockets = (line.split() for line in Path("/proc/net/netlink").read_text().splitlines())
+    assert [socket for socket in sockets if socket[1] == "0" and f"socket:[{socket[-1]}]" in opened] == []
+
+
+def target(link: Path) -> str:
+    """Where the link leads, and nowhere if it is gone."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 def test_what_is_popular_is_explained_as_such(page: Page) -> None:
