@@ -60,6 +60,9 @@ def visiting(browser: Browser, url: str, expected: str = "(?!)", **options: Any)
     try:
         page.goto(f"{url}/playground")
         yield page
+    except Exception as exc:
+        exc.add_note("\n".join(["The browser complained of:", *wrong]))
+        raise
     finally:
         context.close()
     assert [text for text in wrong if not re.search(expected, text)] == []

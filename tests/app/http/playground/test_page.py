@@ -251,6 +251,19 @@ def target(link: Path) -> str:
         return ""
 
 
+def test_a_failure_says_what_the_browser_complained_of(browser: Browser, url: str) -> None:
+    with pytest.raises(ZeroDivisionError) as failed:
+        _complain_and_fail(browser, url)
+    assert failed.value.__notes__ == ["The browser complained of:\na script did not arrive"]
+
+
+def _complain_and_fail(browser: Browser, url: str) -> None:
+    with visiting(browser, url) as page:
+        with page.expect_console_message():
+            page.evaluate("console.error('a script did not arrive')")
+        raise ZeroDivisionError
+
+
 def test_what_is_popular_is_explained_as_such(page: Page) -> None:
     page.mouse.move(5, 5)
     page.hover("#recommendations li:first-child .item")
