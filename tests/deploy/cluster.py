@@ -73,12 +73,15 @@ class Cluster:
         return text
 
     def start(self) -> None:
-        """Start Redis, then two of everything else; returns when all of it is ready."""
+        """Start Redis, then two of everything else; returns when all is ready, and each balancer has a replica."""
         self.start_redis()
         self.apps = [self._app() for _ in range(2)]
         self.balancers = [self._balancer() for _ in range(2)]
         wait_until_ready(*self.apps, *self.balancers)
         self.endpoints |= {url_of(pod) for pod in self.balancers}
+        for url in self.endpoints:
+            with self.client(url) as client:  # its probe says nothing of replicas, whose names come late
+                wait_until(lambda client=client: client.get("/readyz").is_success)  # type: ignore[misc]
 
     def start_redis(self) -> Pod:
         """Start Redis on its volume; returns when its probe has found it ready."""
