@@ -26,8 +26,10 @@ from app.recommendation.cost import (
     parts_of,
     search_charge,
 )
+from app.recommendation.scenarios import with_settings
 from app.schemas.items import SearchQuery
-from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
+from app.schemas.recommendations import MAX_REQUESTS, PersonalSearch, RecommendationRequest
+from app.schemas.scenarios import ScenarioSettings
 from app.settings import Settings
 from tests.app.conftest import Client, write_model
 from tests.app.support import assert_refused, bearer
@@ -92,6 +94,29 @@ class TestTheCost:
         every = {field: cost for field, of in PARTS.items() if (cost := of(asked))}
         assert {field: cost for field, cost in parts_of(asked).items() if cost} == every
         assert every.keys() >= fields.keys() - {"cursor"}
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"filter": "item.price < 5.0", "fallback": "true", "max_per": {"brand": 2}, "max_per_category": 1},
+            {"categories": ["a"], "categories_all": ["b"], "categories_none": ["c"], "exclude": ["item-1"]},
+            {"exclude_events": ["purchase"], "within": "90d", "boost": ["item.margin"], "diversity": 0.5},
+            {"mode": "repeat", "exclude_seen": "all", "pin": [{"item_id": "item-1", "place": 1}], "k": 5},
+            {
+                "objective": {"property": "margin"},
+                "diversity": 0.5,
+                "params": {"size": {"type": "text", "default": "l"}},
+            },
+        ],
+    )
+    def test_of_scenarios_and_searches_leaves_out_only_parts_that_cost_nothing(self, settings: dict[str, Any]) -> None:
+        stored = ScenarioSettings.model_validate(settings)
+        wishes: list[dict[str, Any]] = [{}, {"debug": True}, {"filter": "true", "categories": ["d"], "explain": True}]
+        search = PersonalSearch(user_id="ada", text="tea")
+        for asked in (search, *(with_settings(request(**fields), stored) for fields in wishes)):
+            every = {field: cost for field, of in PARTS.items() if (cost := of(asked))}
+            assert {field: cost for field, cost in parts_of(asked).items() if cost} == every
 
     def test_has_a_part_for_every_field_that_is_not_free(self) -> None:
         free = {"user_id", "scenario", "current_item", "because", "within", "basket_only", "rotation_days"}
