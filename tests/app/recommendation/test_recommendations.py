@@ -76,21 +76,31 @@ class TestLearning:
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         client.click("ada", "item-9", "item-4")
-        wish = {"user_id": "ada", "k": 5, "exclude": ["item-1"]}
-        expected = recommend(client, **wish)
-        asked: list[int] = []
+        client.click("bob", "item-9", "item-5")
+        wishes: list[dict[str, Any]] = [
+            {"user_id": name, "k": 5, "exclude": [item_id(row) for row in range(first, ITEMS, 2)]}
+            for first, name in enumerate(("ada", "bob"))
+        ]
+        boosted = [wish | {"boost": {"tea": 2.0}} for wish in wishes]
+        longer, limited = wishes[1] | {"k": 7}, wishes[1] | {"candidates": ["item-3", "item-4"]}
+        batches = [wishes[:1], boosted[:1], wishes, boosted, [wishes[0], longer], [wishes[0], limited]]
+        expected = [[recommend(client, **wish) for wish in batch] for batch in batches]
+        asked: list[tuple[int, int]] = []
         rank_states = Engine.rank_states
 
         def counted(engine: Engine, states: Any, k: int, *options: Any, **named: Any) -> Any:
-            asked.append(k)
+            asked.append((len(states.last_items), k))
             return rank_states(engine, states, k, *options, **named)._replace(device_s=StageSeconds(0.25, 0.5, 0.25))
 
-        monkeypatch.setattr(client.service.switcher.current.engine, "has_graphs", True)
-        monkeypatch.setattr(Engine, "captures", lambda engine, k: True)
         monkeypatch.setattr(Engine, "rank_states", counted)
-        assert same_items(recommend(client, **wish), expected)
-        assert asked == [5]
-        assert 'lisarec_engine_seconds_sum{stage="device"} 1.0' in client.get("/metrics").text
+        for captured, calls in ((False, [(1, 5), (1, 5)]), (True, [(1, 5), (1, 5), (2, 5)])):
+            monkeypatch.setattr(Engine, "captures", lambda *_, is_captured=captured: is_captured)
+            for batch, answers in zip(batches, expected, strict=True):
+                found = recommend(client, requests=batch)["results"]
+                assert all(map(same_items, found, answers))
+            assert asked == calls
+            asked.clear()
+        assert 'lisarec_engine_seconds_sum{stage="device"} 5.0' in client.get("/metrics").text
 
     def test_a_history_is_answered_like_a_user_who_clicked_it(self, client: Client) -> None:
         history = ["item-1", "item-2", "item-1", "item-30"]
