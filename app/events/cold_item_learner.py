@@ -30,7 +30,8 @@ from model.cold_items import (
     likeliest_codes,
     sampled_query,
 )
-from model.inference.engine import Engine, Queries
+from model.inference.engine import Engine
+from model.inference.query_products import Queries
 from storage.errors import StorageError
 from storage.protocol import ItemStore, StateStore
 from storage.records import AppendResult

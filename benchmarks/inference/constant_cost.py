@@ -29,7 +29,8 @@ from torch import Tensor
 
 from app.serving.served_generation import generation_of
 from model.artifact import model_directory
-from model.inference.engine import Engine, Queries
+from model.inference.engine import Engine
+from model.inference.query_products import Queries
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 from storage.state.generation import Generation

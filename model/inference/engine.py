@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -20,8 +19,7 @@ from torch import Tensor
 from model.artifact.model_directory import Artifact
 from model.inference import bitmap, scan_kernel
 from model.inference.captured_batches import CAPTURE_LOCK, Bitmaps, CapturedBatches, DeviceScan, Resident, States
-from model.inference.pipeline import StageSeconds
-from model.inference.query_products import CompiledStages, QueryProducts
+from model.inference.query_products import CompiledStages, Products, Queries, QueryProducts, RankedQueries
 from model.inference.scan import Array, Boosts, Lifted, Ranked, Scan
 from model.inference.scan_torch import TorchScan
 from model.inference.step import Step
@@ -32,45 +30,6 @@ logger = logging.getLogger(__name__)
 
 OLDEST_OF_TRITON = 8, 0  # compute capability
 CAPTURED_K = 16  # list length for which graphs are captured before the first request
-
-Products = tuple[Any, Lifted[Any]]
-"""Inner products of Q queries with all target codewords (Q, B', W'), and the lifted items of each query."""
-
-
-@dataclass(slots=True)
-class Queries:
-    """Queries for items, made from states or from other items: in arrays, or tensors on the engine's device or the CPU.
-
-    vectors     (Q, D)  float32
-    recent      (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
-    similarity  whether the scores are similarities to other items, of vectors (Q, 2 D)
-    products    the engine's products of these queries, once computed
-    """
-
-    vectors: Array
-    recent: Array
-    similarity: bool = False
-    products: Products | None = None
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-    @property
-    def vectors_on_cpu(self) -> Tensor:
-        """The vectors as a tensor on the CPU."""
-        return torch.as_tensor(self.vectors).cpu()
-
-    def __getitem__(self, rows: Sequence[int]) -> Queries:
-        products = self.products and (self.products[0][rows], Lifted(*(part[rows] for part in self.products[1])))
-        return Queries(self.vectors[rows], self.recent[rows], self.similarity, products)
-
-    def one(self, place: int) -> Queries:
-        """Return the query at that position, without copying."""
-        if len(self) == 1:
-            return self
-        row = slice(place, place + 1)
-        products = self.products and (self.products[0][row], Lifted(*(part[row] for part in self.products[1])))
-        return Queries(self.vectors[row], self.recent[row], self.similarity, products)
 
 
 class ScoreParts(NamedTuple):
@@ -87,18 +46,6 @@ class ScoreParts(NamedTuple):
     history: NDArray[np.float32]
     bias: NDArray[np.float32]
     lifts: NDArray[np.float32]
-
-
-class RankedQueries(NamedTuple):
-    """Queries, the best items of each, and the seconds that the step took.
-
-    If one captured graph has computed both, ``device_s`` is set, and ``step_s`` is 0.
-    """
-
-    queries: Queries
-    ranked: Ranked
-    step_s: float = 0.0
-    device_s: StageSeconds | None = None
 
 
 class DeviceUnavailable(ValueError):
@@ -203,7 +150,7 @@ class Engine:
         self,
         states: States,
         k: int,
-        excluded: Bitmaps | None = None,
+        excluded: Bitmaps,
         boosts: Boosts | None = None,
         left_out: NDArray[np.integer] | None = None,
     ) -> RankedQueries:
@@ -216,19 +163,16 @@ class Engine:
         raises  ValueError  as ``step`` and ``top_k``
                 IndexError  for items beyond the catalogue, if a graph is captured
         """
-        users, bitmaps = len(states.last_items), excluded
+        users = len(states.last_items)
         most = users if left_out is None else 1
-        if bitmaps is not None and (len(bitmaps) != most or any(len(bits) != self._words for bits in bitmaps)):
+        if len(excluded) != most or any(len(bits) != self._words for bits in excluded):
             raise ValueError(f"there is no top {k} of {users} states with other bitmaps than {most} of {self._words}")
-        if self._compiled is not None and bitmaps is not None and k > 0:
-            own, ranked = self._compiled.rank(states, min(k, self.items), np.asarray(bitmaps), left_out, boosts)
-            products = None if left_out is not None else (own.products, own.lifted)
-            return RankedQueries(Queries(own.vectors, own.recent, products=products), ranked, own.step_s)
-        if bitmaps is not None and left_out is not None:
-            bitmaps = bitmap.with_each(bitmaps[0], left_out.astype(np.int64))
+        if self._compiled is not None and k > 0:
+            return self._compiled.rank(states, min(k, self.items), np.asarray(excluded), left_out, boosts)
+        each = excluded if left_out is None else bitmap.with_each(excluded[0], left_out.astype(np.int64))
         if self._captured is not None and boosts is None and users and self._captured.takes(k):
             try:
-                found = self._captured.rank(states, k, bitmaps)
+                found = self._captured.rank(states, k, each)
             except torch.OutOfMemoryError as exc:
                 logger.warning("running step and scan for %d items one after the other: %s", k, exc)
             else:
@@ -236,8 +180,8 @@ class Engine:
                 return RankedQueries(queries, found.ranked, device_s=found.device_s)
         begin_s = time.perf_counter()
         queries = self.step(*states)
-        step_s, each = time.perf_counter() - begin_s, None if bitmaps is None else np.asarray(bitmaps)
-        return RankedQueries(queries, self.top_k(queries, k, each, boosts), step_s)
+        step_s = time.perf_counter() - begin_s
+        return RankedQueries(queries, self.top_k(queries, k, np.asarray(each), boosts), step_s)
 
     def neighbours_of(self, items: Sequence[int]) -> Queries:
         """Return queries for the items most similar to each of the given ones, as ``Similarity`` defines it.

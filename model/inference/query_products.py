@@ -1,17 +1,21 @@
-"""The products of queries with the codewords on a CPU, and the compiled way from states to items."""
+"""Queries, their products with the codewords on a CPU, and the compiled way from states to items."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from model.inference import step_kernel
 from model.inference.captured_batches import States
-from model.inference.scan import Boosts, Lifted, Ranked, Scan
+from model.inference.pipeline import StageSeconds
+from model.inference.scan import Array, Boosts, Lifted, Ranked, Scan
 from model.inference.step import COMPILE_LOCK, Step, aligned_copy, panels
 from model.inference.step_kernel import QUERY_PRODUCTS_SIGNATURE
 from model.lisa.lisa_mini import Lisa, follower_decay
@@ -63,18 +67,56 @@ class QueryProducts:
         return whole.reshape(users, self._books, self._words), items, gains
 
 
-class CompiledQueries(NamedTuple):
-    """What the compiled stages compute on the way to the best items of Q states, and the seconds that the step took.
+Products = tuple[Any, Lifted[Any]]
+"""Inner products of Q queries with all target codewords (Q, B', W'), and the lifted items of each query."""
 
-    vectors, recent   (Q, D), (Q, K)  as in ``Queries``
-    products, lifted  (Q, B', W')     as in ``Scan.top_k``
+
+@dataclass(slots=True)
+class Queries:
+    """Queries for items, made from states or from other items: in arrays, or tensors on the engine's device or the CPU.
+
+    vectors     (Q, D)  float32
+    recent      (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
+    similarity  whether the scores are similarities to other items, of vectors (Q, 2 D)
+    products    the engine's products of these queries, once computed
     """
 
-    vectors: NDArray[np.float32]
-    recent: NDArray[np.int64]
-    products: NDArray[np.float32]
-    lifted: Lifted[NDArray[Any]]
-    step_s: float
+    vectors: Array
+    recent: Array
+    similarity: bool = False
+    products: Products | None = None
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def vectors_on_cpu(self) -> Tensor:
+        """The vectors as a tensor on the CPU."""
+        return torch.as_tensor(self.vectors).cpu()
+
+    def __getitem__(self, rows: Sequence[int]) -> Queries:
+        products = self.products and (self.products[0][rows], Lifted(*(part[rows] for part in self.products[1])))
+        return Queries(self.vectors[rows], self.recent[rows], self.similarity, products)
+
+    def one(self, place: int) -> Queries:
+        """Return the query at that position, without copying."""
+        if len(self) == 1:
+            return self
+        row = slice(place, place + 1)
+        products = self.products and (self.products[0][row], Lifted(*(part[row] for part in self.products[1])))
+        return Queries(self.vectors[row], self.recent[row], self.similarity, products)
+
+
+class RankedQueries(NamedTuple):
+    """Queries, the best items of each, and the seconds that the step took.
+
+    If one captured graph has computed both, ``device_s`` is set, and ``step_s`` is 0.
+    """
+
+    queries: Queries
+    ranked: Ranked
+    step_s: float = 0.0
+    device_s: StageSeconds | None = None
 
 
 class CompiledStages(NamedTuple):
@@ -91,7 +133,7 @@ class CompiledStages(NamedTuple):
         excluded: NDArray[np.uint64],
         left_out: NDArray[np.integer] | None = None,
         boosts: Boosts | None = None,
-    ) -> tuple[CompiledQueries, Ranked]:
+    ) -> RankedQueries:
         """Find the k best items of each of Q states.
 
         excluded  (Q, words)  or (1, words), for all states
@@ -103,8 +145,9 @@ class CompiledStages(NamedTuple):
         vectors = self.step(np.asarray(states.histograms), np.asarray(states.last_items), recent)
         step_s = time.perf_counter() - begin_s
         products, items, gains = self.query_products(vectors, recent, left_out)
-        queries = CompiledQueries(vectors, recent, products, Lifted(items, gains), step_s)
-        return queries, self.scan.top_k(products, queries.lifted, k, excluded, boosts)
+        own = products, Lifted(items, gains)
+        ranked = self.scan.top_k(*own, k, excluded, boosts)
+        return RankedQueries(Queries(vectors, recent, products=own if left_out is None else None), ranked, step_s)
 
 
 def _compile() -> None:

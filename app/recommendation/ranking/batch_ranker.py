@@ -37,7 +37,7 @@ from app.schemas.recommendations import RecommendationRequest, Recommendations, 
 from app.schemas.scored_items import Repeat
 from model.inference.captured_batches import States
 from model.inference.diversity import compile_loops
-from model.inference.engine import Queries
+from model.inference.query_products import Queries
 from model.lisa.item_intervals import DueItems
 
 

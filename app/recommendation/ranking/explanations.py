@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
-from model.inference.engine import Engine, Queries, ScoreParts
+from model.inference.engine import Engine, ScoreParts
+from model.inference.query_products import Queries
 from storage.state.generation import Generation
 
 NO_BINS = np.zeros((0, 0), np.float32)

@@ -12,7 +12,8 @@ from app.recommendation.ranking.trending import Trending
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import TargetCodes
-from model.inference.engine import Engine, Queries
+from model.inference.engine import Engine
+from model.inference.query_products import Queries
 from model.inference.scan import Boosts
 
 Scores = NDArray[np.floating]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from model.artifact.model_directory import Artifact
 from model.config import ModelConfig
 from model.inference import bitmap
-from model.inference.engine import DeviceUnavailable, Engine, Queries, gpu_scan_class, open_engine
+from model.inference.engine import DeviceUnavailable, Engine, gpu_scan_class, open_engine
+from model.inference.query_products import Queries
 from model.lisa.lisa_mini import LisaMini
 from tests.model.inference.bitmaps import from_mask
 

@@ -17,6 +17,7 @@ from model.inference import bitmap, step_kernel
 from model.inference.captured_batches import States
 from model.inference.engine import Engine
 from model.inference.query_products import QueryProducts
+from model.inference.scan import Boosts
 from model.lisa.lisa_mini import LisaMini
 
 ITEMS = 30
@@ -98,8 +99,13 @@ def test_lists_leave_out_what_nobody_and_what_each_user_may_have(
     states = States(rng.random((4, rates, books, words), np.float32), recent[:, 0], recent)
     unavailable, seen = bitmap.empty(ITEMS), rng.integers(-1, ITEMS, (4, width), np.int32)
     bitmap.add(unavailable, np.array([3, 4]))
-    expected = engine.rank_states(states, 20, list(bitmap.with_each(unavailable, seen.astype(np.int64)))).ranked
-    for own, other in zip(engine.rank_states(states, 20, [unavailable], left_out=seen).ranked, expected, strict=True):
-        np.testing.assert_array_equal(own, other)
+    each = bitmap.with_each(unavailable, seen.astype(np.int64))
+    boosts = Boosts.of_items(rng.normal(size=ITEMS).astype(np.float32))
+    for gains in (None, boosts):
+        expected = engine.top_k(engine.step(*states), 20, each, gains)
+        together = engine.rank_states(states, 20, [unavailable], gains, seen).ranked
+        for found in (together, engine.rank_states(states, 20, each, gains).ranked):
+            for own, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(own, other)
     with pytest.raises(ValueError, match="no top 20 of 4 states with other bitmaps"):
         engine.rank_states(states, 20, [unavailable[1:]], left_out=seen)
