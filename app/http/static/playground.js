@@ -286,7 +286,7 @@ function showRecommendations({ items, source }) {
   const rows = items.map((item, place) => {
     const rank = make("span", { className: "place" }, text(String(place + 1), "rank"), moved(item.item_id, place));
     const score = make("span", { className: "score" }, text("score ", "unseen"), text(item.score.toFixed(2), "figure"));
-    return explained(itemRow(item.item_id, item.title, rank, score), item, place);
+    return explained(itemRow(item.item_id, item.title, rank, score), explain(item, source), place);
   });
   replaceRows(list, rows);
   pointOut(null); // first of all the click is to be seen
@@ -298,8 +298,7 @@ function showRecommendations({ items, source }) {
 }
 
 /** The row with the words that say why it is there: for who hears the page, and for `pointOut`. */
-function explained(row, item, place) {
-  const { words, bins } = explain(item);
+function explained(row, { words, bins }, place) {
   const button = row.firstChild;
   const description = make("span", { id: `why-${place}`, hidden: true }, ...words);
   button.setAttribute("aria-describedby", description.id);

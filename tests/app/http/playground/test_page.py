@@ -267,7 +267,7 @@ def _complain_and_fail(browser: Browser, url: str) -> None:
 def test_what_is_popular_is_explained_as_such(page: Page) -> None:
     page.mouse.move(5, 5)
     page.hover("#recommendations li:first-child .item")
-    expect(page.locator("#why")).to_contain_text("is what many choose")
+    expect(page.locator("#why")).to_contain_text("is popular")
 
 
 def test_the_explanation_is_seen_beside_the_list(page: Page) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.app.http.playground.conftest import recommended, serious, visiting
+from tests.app.http.playground.conftest import click, recommended, serious, visiting
 
 REFUSED = "422"  # which the browser, too, complains of
 
@@ -62,6 +62,52 @@ def test_filter_and_boost_choose_the_list(rules: Page, shop: str) -> None:
     rules.fill("#filter", "")
     rules.click("text=Apply")
     expect(rules.locator("#recommendations li")).to_have_count(10)
+
+
+def test_the_parts_of_a_score_add_up_with_every_rule(rules: Page, shop: str) -> None:
+    settings = {"objective": {"property": "price", "strength": 0.5}, "rotation": 0.5}
+    httpx.put(f"{shop}/v1/admin/scenarios/worth", json=settings).raise_for_status()
+    click(rules, "item-3")
+    click(rules, "item-40")
+    first = shown(rules)[0]
+    impression = {"user_id": rules.input_value("#user"), "type": "impression", "items": [first]}
+    httpx.post(f"{shop}/v1/events", json=impression).raise_for_status()
+    rules.fill("#scenario", "worth")
+    rules.fill("#boost", "item.price > 0.0 ? 0.5 : 0.0")
+    rules.click("text=Apply")
+    expect(rules.locator("#recommendations li small").first).to_contain_text("for the boost")
+    said = rules.locator("#recommendations li small").all_text_contents()
+    for line, (_, score) in zip(said, recommended(rules), strict=True):
+        total, _, parts = line.partition(": ")
+        assert total.endswith(score)
+        added = re.findall(r"(?:[+-] ?)?\d+\.\d\d", parts.replace("\N{MINUS SIGN}", "-"))
+        numbers = [float(one.replace(" ", "")) for one in added]
+        assert sum(numbers) == pytest.approx(float(score), abs=0.005 * (len(numbers) + 1))
+    for part in ("for the boost", "for the objective", "for its impressions"):
+        assert part in "".join(said)
+    httpx.delete(f"{shop}/v1/admin/scenarios/worth").raise_for_status()
+
+
+REASONS = [
+    ({"repeat": {"times": 1, "last_days": 12.04, "interval_days": 30}}, "repeat", "was bought 1 time, 12.0 days ago"),
+    ({}, "together", "bought together with the items in the cart"),
+    ({"pinned": True}, "repeat", "is pinned to this place"),
+    ({}, "popular", "is popular"),
+]
+
+
+@pytest.mark.parametrize(("item", "source", "reason"), REASONS)
+def test_a_list_without_a_query_says_what_it_ranks_by(
+    rules: Page, item: dict[str, object], source: str, reason: str
+) -> None:
+    said = rules.evaluate(
+        """async ([item, source]) => {
+            const { explain } = await import("/playground/explanation.js");
+            return explain({ item_id: "tea", ...item }, source).words[1];
+        }""",
+        [item, source],
+    )
+    assert reason in said
 
 
 def test_a_scenario_is_offered_and_narrowed(rules: Page, shop: str) -> None:
