@@ -42,7 +42,7 @@ export class Cart {
     const chips = itemIds.map((itemId) => {
       const title = this.#titleOf(itemId);
       const name = make("span", { dir: "auto", textContent: title });
-      const button = make("button", { type: "button", className: "plain", ariaLabel: `Take ${title} out` }, name, " ×");
+      const button = make("button", { type: "button", className: "plain", ariaLabel: `Remove ${title} from the cart` }, name, " ×");
       button.addEventListener("click", () => this.#remove(itemId));
       return make("li", {}, button);
     });

@@ -1,9 +1,9 @@
-// A user's state as a picture: for each rate of fading, codebooks by codewords, the hotter the more they were used.
+// A user's state as a picture: for each decay rate, codebooks by codewords, the hotter the more they were used.
 
 import { make } from "./elements.js";
 
-function fading(rate) {
-  return rate === 0 ? "Never fades" : `Fades by half in ${(Math.LN2 / rate).toPrecision(2)} events`;
+function decay(rate) {
+  return rate === 0 ? "No decay" : `Half-life of ${(Math.LN2 / rate).toPrecision(2)} events`;
 }
 
 const FULLEST = 3; // squares that the words about a map name
@@ -22,7 +22,7 @@ export class HeatMap {
     this.generation = generation;
     this.shown = null; // the state
     this.maps = rates.map((rate, r) => {
-      const title = fading(rate);
+      const title = decay(rate);
       const cells = Array.from({ length: books }, (_, b) =>
         Array.from({ length: words }, (_, w) => {
           const cell = make("i");
@@ -66,8 +66,8 @@ export class HeatMap {
         }),
       );
       scale.textContent = uses ? `colour from 0 to ${most.toFixed(2)}` : "";
-      const added = touched.length ? `the last event added to ${touched.join(", ")}` : "no event since it was shown last";
-      picture.ariaLabel = `${title}: ${uses ? `used most are ${fullest(uses)}` : "empty"}; ${added}`;
+      const added = touched.length ? `the last event added to ${touched.join(", ")}` : "no event since it was last shown";
+      picture.ariaLabel = `${title}: ${uses ? `most used are ${fullest(uses)}` : "empty"}; ${added}`;
     });
     this.shown = state;
     this.#pointAt(this.#pointedAt);

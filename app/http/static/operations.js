@@ -72,10 +72,10 @@ export class Operations {
     describe(this.list, [
       this.#line("events", rate("lisarec_events_total", (of) => of.outcome === "accepted"), perS),
       this.#line("requests", rate("lisarec_request_seconds_count", isCall), perS),
-      this.#line("half of them within", half, ms),
-      this.#line("99 of 100 within", most, ms),
+      this.#line("p50 latency", half, ms),
+      this.#line("p99 latency", most, ms),
       this.#line("failed", rate("lisarec_request_seconds_count", (of) => of.status.startsWith("5")), perS),
-      this.#line("at work now", now.sum("lisarec_queue_depth", (of) => of.queue === "requests"), count),
+      this.#line("in progress", now.sum("lisarec_queue_depth", (of) => of.queue === "requests"), count),
       ["log lag", lag(now)],
       ["generation", generations(now)],
     ]);
@@ -132,7 +132,7 @@ function outline(values, top) {
 
 function lag(now) {
   const lags = now.all("lisarec_log_lag_seconds");
-  return lags.length ? age(Math.max(...lags.map(({ value }) => value))) : "no archive here";
+  return lags.length ? age(Math.max(...lags.map(({ value }) => value))) : "no archive";
 }
 
 function generations(now) {

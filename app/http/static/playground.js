@@ -237,7 +237,7 @@ async function copyCurl() {
     await navigator.clipboard.writeText(command);
     showCommand(command, "copied");
   } catch {
-    showCommand(command, "this page may not copy; here it is"); // it is no secure context
+    showCommand(command, "the browser does not allow copying; the command is below"); // it is no secure context
   }
 }
 
@@ -371,9 +371,9 @@ function showFound(query, items, isPersonal) {
   });
   replaceRows(element("found"), rows);
   element("found").scrollTop = 0;
-  const several = items.length === SEARCH_LIMIT ? `The first ${items.length}` : `${items.length}`;
+  const several = items.length === SEARCH_LIMIT ? `the first ${items.length}` : `${items.length}`;
   const [order, all] = isPersonal ? ["best for this user first", "Best for this user first"] : ["closest first", "Most popular first"];
-  const found = items.length ? `${several} with “${query}”, ${order}` : `Nothing has “${query}” in its title`;
+  const found = items.length ? `Matches for “${query}”: ${several}, ${order}` : `No matches for “${query}”`;
   element("found-line").textContent = query ? found : items.length ? all : "The catalogue is empty";
 }
 
@@ -392,7 +392,7 @@ async function showHistory(state) {
     row.dataset.itemId = itemId;
     return row;
   });
-  if (state?.event_count && !rows.length) rows.push(make("li", { textContent: "nothing that a model has learned" }));
+  if (state?.event_count && !rows.length) rows.push(make("li", { textContent: "no items that the model has learned" }));
   element("history").replaceChildren(...rows);
 }
 
@@ -466,7 +466,7 @@ async function look() {
     operations.take((await call("GET", "/metrics")).data, performance.now());
   } catch (failure) {
     operations.pause(); // a service that is gone comes back
-    describe(element("figures"), [["not to be seen", failure.message]]);
+    describe(element("figures"), [["unavailable", failure.message]]);
     if (lacksKey(failure)) element("watch").checked = false;
   }
 }
@@ -513,7 +513,7 @@ element("rules-form").addEventListener("input", () => showCommand("")); // it wo
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
 element("user").addEventListener("input", ({ target }) => {
-  target.setCustomValidity(target.value.trim() ? "" : "An id has more than spaces.");
+  target.setCustomValidity(target.value.trim() ? "" : "Enter an id that is not only spaces.");
 });
 element("user-form").addEventListener("submit", (submit) => {
   submit.preventDefault();

@@ -86,7 +86,7 @@ def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path,
         click(page, "item-3")
         expect(page.locator("#source")).to_have_text("personalised")
         expect(page.locator("#key-form")).to_be_hidden()
-        expect(page.locator("#figures")).to_contain_text("not to be seen")  # that needs one more scope
+        expect(page.locator("#figures")).to_contain_text("unavailable")  # that needs one more scope
 
 
 def test_what_the_service_refuses_is_said(browser: Browser, url: str) -> None:
@@ -170,5 +170,5 @@ def test_an_id_of_spaces_is_none(page: Page) -> None:
     user = page.input_value("#user")
     page.on("request", lambda request: pytest.fail(request.url) if "/users/" in request.url else None)
     open_user(page, "   ")
-    assert page.evaluate("document.querySelector('#user').validationMessage") == "An id has more than spaces."
+    assert page.evaluate("document.querySelector('#user').validationMessage") == "Enter an id that is not only spaces."
     assert page.evaluate("JSON.parse(localStorage.getItem('lisarec.playground')).id") == user

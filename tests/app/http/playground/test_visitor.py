@@ -69,7 +69,7 @@ def test_a_click_changes_the_list_and_touches_the_item_s_codes(page: Page, url: 
     page.hover(f'[data-rate="1"][data-codebook="{row}"][data-codeword="{column}"]')
     expect(read).to_have_text(f"Codeword {column + 1} of codebook {row + 1}: {histogram[1].max():.3f}")
     described = page.locator(".map").nth(1).get_attribute("aria-label") or ""
-    assert f"used most are codeword {column + 1} of codebook {row + 1} with {histogram[1].max():.2f}" in described
+    assert f"most used are codeword {column + 1} of codebook {row + 1} with {histogram[1].max():.2f}" in described
     page.focus(".map")
     for key in ("ArrowRight", "ArrowDown", "ArrowRight", "ArrowLeft", "ArrowLeft"):  # the last one leads nowhere
         page.keyboard.press(key)
@@ -268,12 +268,12 @@ def test_without_a_model_it_says_so(browser: Browser, tmp_path: Path, monkeypatc
         httpx.post(f"{url}/v1/events", json=events).raise_for_status()
         open_user(page, "ann")
         expect(page.locator("#state-size")).to_have_text("3 events")
-        expect(page.locator("#history")).to_have_text("nothing that a model has learned")
+        expect(page.locator("#history")).to_have_text("no items that the model has learned")
         httpx.post(f"{url}/v1/admin/generations/first/activate").raise_for_status()
         open_user(page, "ann")
         expect(page.locator("#model-line")).to_contain_text("60 items")
         expect(page.locator("#histogram")).to_be_visible()
-        expect(page.locator("#why")).to_contain_text("all that the service remembers")
+        expect(page.locator("#why")).to_contain_text("what the model knows of the user")
         expect(page.locator("#history li")).to_have_count(3)
 
 
