@@ -38,7 +38,7 @@ _KNOWN = cel.FunctionDecl(
         for name, type_ in _CEL_TYPES.items()
     ],
 )
-NUMBERS_HAVE_A_POINT = "numbers have a point: 50.0"
+DECIMAL_POINT = "write numbers with a decimal point, such as 50.0"
 _OUR_WORDS = {
     "double": "number",
     "int": "whole number",
@@ -99,18 +99,19 @@ class Environment:
     def compile(self, text: str, result: Literal["boolean", "number"]) -> Node:
         """Return the syntax tree of an expression with this result type; raise InvalidExpression."""
         if len(text) > MAX_EXPRESSION_CHARS:
-            reason = f"an expression has at most {MAX_EXPRESSION_CHARS:,} characters"
+            reason = f"an expression may have at most {MAX_EXPRESSION_CHARS:,} characters"
             raise InvalidExpression(MAX_EXPRESSION_CHARS, reason)
         try:
             text.encode()
         except UnicodeEncodeError as exc:
-            raise InvalidExpression(exc.start, "this is half of a character") from None
+            raise InvalidExpression(exc.start, "this is an unpaired surrogate, half of a character") from None
         try:
             compiled = self._compiler.compile(text)
         except RuntimeError as exc:
             raise self._explain(text, str(exc)) from None
         if (found := compiled.return_type()) != _CEL_TYPES[result]:
-            raise InvalidExpression(0, f"a {result} is needed, and this makes a {_our_word(found.name())}")
+            returned = _our_word(found.name())
+            raise InvalidExpression(0, f"the expression must return a {result}, but returns a {returned}")
         node = syntax_tree.read(compiled.serialize())
         if unsupported := syntax_tree.find_unsupported(node):
             raise InvalidExpression(unsupported.position, f"{unsupported.what} cannot be used here")
@@ -118,9 +119,9 @@ class Environment:
 
     def _explain(self, text: str, message: str) -> InvalidExpression:
         if has := _HAS.search(text):
-            return InvalidExpression(has.start(), f"whether a property has a value is written {KNOWN}(item.price)")
+            return InvalidExpression(has.start(), f"to test whether a property has a value, write {KNOWN}(item.price)")
         if "recursion" in message:
-            return InvalidExpression(0, f"an expression is nested at most {MAX_DEPTH} deep")
+            return InvalidExpression(0, f"an expression may be nested at most {MAX_DEPTH} levels deep")
         if (fault := _FAULT.search(message)) is None:
             return InvalidExpression(0, message.split(" [")[0])
         line, column, reason = int(fault[1]), int(fault[2]), fault[3]
@@ -136,7 +137,7 @@ class Environment:
     def _unknown(self, name: str) -> str:
         name, known = name[:MAX_NAMED], sorted(self.types)
         if name.endswith(".item_id"):
-            return f"there is no {name}; items are named in exclude, candidates, pin and current_item"
+            return f"there is no {name}; to name items, use exclude, candidates, pin or current_item"
         alike = [one for one in known if one.startswith(name.partition(".")[0] + ".")]  # such as item.price
         by_last = {one.rpartition(".")[2]: one for one in (*known, *alike)}
         close = get_close_matches(name.rpartition(".")[2], by_last, 1)
@@ -155,7 +156,7 @@ def _listed(names: Sequence[str]) -> str:
 def _misspelt(text: str, position: int) -> InvalidExpression | None:
     """Return the error for a decimal comma, or an operator of another language at or before that position, or None."""
     if _DECIMAL_COMMA.fullmatch(text[position - 1 : position + 2]):
-        return InvalidExpression(position, NUMBERS_HAVE_A_POINT)
+        return InvalidExpression(position, DECIMAL_POINT)
     before = text[:position].rstrip()
     for found in _SYMBOL.finditer(text):
         if found.start() <= position <= found.end() or found.end() == len(before):
@@ -176,9 +177,9 @@ def _mismatch(function: str, types: str) -> str:
     found = [_our_word(name) for name in re.split(r", (?![^(]*\))", types)]
     reason = f"{function.strip('_@').replace('_', ' ')} does not take {' and '.join(found)}"
     if "duration" in found:
-        return f"{reason}; double(d.getHours()) makes a number of a duration d"
+        return f"{reason}; to convert a duration d to a number, write double(d.getHours())"
     if "whole number" in found:
-        return f"{reason}; {NUMBERS_HAVE_A_POINT}"
+        return f"{reason}; {DECIMAL_POINT}"
     return reason
 
 

@@ -135,7 +135,7 @@ class Evaluation:
         values = [self._value(element) for element in elements]
         for element, value in zip(elements, values, strict=True):
             if isinstance(value, Truth | Numbers | Column):
-                raise InvalidExpression(element.position, "a list has no properties of items")
+                raise InvalidExpression(element.position, "a list cannot contain properties of items")
         return MISSING if MISSING in values else tuple(values)  # type: ignore[return-value]
 
     # ---- conditions
@@ -162,7 +162,7 @@ class Evaluation:
         if one is MISSING and other is MISSING:
             return MISSING
         if any(isinstance(value, str | tuple | TextColumn | SetColumn) for value in (one, other)):
-            raise InvalidExpression(position, "a condition on items chooses between numbers and conditions only")
+            raise InvalidExpression(position, "a condition on items can choose only between numbers or conditions")
         if any(isinstance(value, bool | Truth) for value in (one, other)):
             yes, no = self._rows.truth(one), self._rows.truth(other)
             return Truth(

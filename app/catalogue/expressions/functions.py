@@ -11,12 +11,12 @@ import numpy as np
 from app.catalogue.expressions import text_functions
 from app.catalogue.expressions.columns import NO_TEXT, Column, TextColumn
 from app.catalogue.expressions.comparisons import can_compare, rows_among, rows_compared
-from app.catalogue.expressions.environment import KNOWN, InvalidExpression
+from app.catalogue.expressions.environment import DECIMAL_POINT, KNOWN, InvalidExpression
 from app.catalogue.expressions.set_columns import SetColumn
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Truth, Value
 
 MAX_OPERATIONS = 64  # on columns; each takes up to a millisecond for a million items
-TOO_MANY = f"an expression takes at most {MAX_OPERATIONS} operations; compare fewer properties, or shorten its lists"
+TOO_MANY = f"an expression may take at most {MAX_OPERATIONS} operations; compare fewer properties, or shorten its lists"
 INT64 = range(-(2**63), 2**63)
 NUMBERS_PER_OPERATION = 4  # comparisons with a number that count as one operation
 STEPS_PER_OPERATION = 2_000_000  # bytes of texts times a pattern's characters; slow patterns take 5 ns for each
@@ -161,12 +161,12 @@ class Functions:
                 self._operations.count(position, len(values) // NUMBERS_PER_OPERATION)
                 return self._rows.truth_where(rows_among(one.values, values), one.known)
             case (Truth() | Column() | Numbers(), _) | (_, Column()):
-                raise InvalidExpression(position, "this looks for a property of items in another one")
+                raise InvalidExpression(position, "a property of items cannot be looked for in another property")
         return one in values  # type: ignore[operator]
 
     def _matched(self, position: int, function: str, one: Value, other: str) -> Condition:
         if not isinstance(other, str):
-            raise InvalidExpression(position, f"what {function} looks for cannot be a property of items")
+            raise InvalidExpression(position, f"{function} cannot look for a property of items, only for a fixed text")
         if function == "matches":
             self._count_pattern(position, one, other)
         if isinstance(one, TextColumn):
@@ -193,7 +193,7 @@ class Functions:
 
     def _computed(self, position: int, function: str, args: Sequence[Any]) -> Value:
         if any(isinstance(arg, TextColumn | SetColumn) for arg in args):
-            raise InvalidExpression(position, "texts of items are compared, and not put together")
+            raise InvalidExpression(position, "texts and sets of items can be compared, but not joined")
         if function == "-_":
             (value,) = args
             return Numbers(-value.values, value.known) if isinstance(value, Numbers) else -value
@@ -203,13 +203,13 @@ class Functions:
         values, known = self._rows.spread(one)
         other_values, other_known = self._rows.spread(other)
         if function == "_/_" and np.result_type(values, other_values).kind != "f":
-            raise InvalidExpression(position, "whole numbers are not divided here; write double(x) / 2.0")
+            raise InvalidExpression(position, "whole numbers cannot be divided; write double(x) / 2.0")
         with np.errstate(all="ignore"):
             return Numbers(ARITHMETIC[function](values, other_values), known & other_known)
 
     def _computed_once(self, position: int, function: str, one: Any, other: Any) -> Value:
         if function == "_/_" and isinstance(one, int):
-            raise InvalidExpression(position, "whole numbers are not divided here; numbers have a point: 50.0")
+            raise InvalidExpression(position, f"whole numbers cannot be divided; {DECIMAL_POINT}")
         with np.errstate(all="ignore"):
             if isinstance(one, float):
                 return float(ARITHMETIC[function](np.float64(one), other))

@@ -84,10 +84,10 @@ def microseconds(position: int, function: str, text: str) -> int:
         except ValueError:
             moment = None
         if moment is None or moment.tzinfo is None:
-            raise InvalidExpression(position, 'a time is written as "2026-01-31T12:00:00Z"')
+            raise InvalidExpression(position, 'write a time as "2026-01-31T12:00:00Z"')
         return round((moment - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6)
     if not DURATION.fullmatch(text):
-        raise InvalidExpression(position, 'a duration is written as "24h" or "1h30m"')
+        raise InvalidExpression(position, 'write a duration as "24h" or "1h30m"')
     size = sum(float(number) * MICROSECONDS[unit] for number, unit in PART.findall(text))
     return round(-size if text.startswith("-") else size)
 

@@ -88,10 +88,10 @@ def test_current_is_the_item_of_the_page(client: Client) -> None:
         ({"filter": "item.title <"}, "filter", "at character 13: the expression ends too early"),
         ({"filter": "(item.title < "}, "filter", "at character 15: the expression ends too early"),
         ({"filter": "('a' == item.title"}, "filter", "at character 19: the expression ends too early: ) is missing"),
-        ({"filter": "item.title"}, "filter", "a boolean is needed, and this makes a text"),
+        ({"filter": "item.title"}, "filter", "the expression must return a boolean, but returns a text"),
         ({"filter": "item.title == params.title"}, "filter", "there is no params.title"),
-        ({"boost": "item.title"}, "boost", "a number is needed"),
-        ({"filter": "(" * 40 + "true" + ")" * 40}, "filter", "nested at most 32 deep"),
+        ({"boost": "item.title"}, "boost", "must return a number"),
+        ({"filter": "(" * 40 + "true" + ")" * 40}, "filter", "nested at most 32 levels deep"),
         ({"filter": "params.in > 1.0", "params": {"in": 1}}, "filter", ""),
     ],
 )
