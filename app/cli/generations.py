@@ -71,10 +71,10 @@ def activate(
 
 
 def experiment(
-    name: Annotated[str | None, typer.Argument(help="Name of the experiment.", metavar="[NAME]")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the experiment.", metavar="NAME")] = None,
     shares: Annotated[
         list[str] | None,
-        typer.Argument(help="Models or scenarios with their shares of the users.", metavar="NAME=SHARE..."),
+        typer.Argument(help="Models or scenarios with their shares of the users.", metavar="NAME=SHARE"),
     ] = None,
     *,
     over: Annotated[
@@ -109,7 +109,7 @@ def experiment(
             begun = NewExperiment(name=name, over=over, shares={arm: float(part) for arm, _, part in given})
         except (ValueError, ValidationError) as exc:
             raise typer.BadParameter(
-                f"an experiment needs a name, except 'other', and 2 to 8 {over} as NAME=SHARE, with shares above 0"
+                f"an experiment needs a name other than 'other', and 2 to 8 {over} as NAME=SHARE, with shares above 0"
             ) from exc
     asyncio.run(generations.set_experiment(settings, begun))
     say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
@@ -117,7 +117,7 @@ def experiment(
 
 def compare(
     name: Annotated[
-        str | None, typer.Argument(help="Name of the experiment. Default: the newest.", metavar="[NAME]")
+        str | None, typer.Argument(help="Name of the experiment. Default: the newest.", metavar="NAME")
     ] = None,
     json_file: JsonOption = None,
     *,
@@ -251,7 +251,7 @@ def retrain(
     """Train on the archive, compare with the active model, and activate the new model if it is no worse.
 
     The command is safe to kill: the next run continues. The result is in retrain.json in the folder of the models. The
-    exit status is 0 if a new model is active or the round waits, and 3 if the new model was rejected.
+    exit status is 0 if a new model is active or the round waits, and 3 if the new model was refused.
     """
     from app.jobs.retraining.loop import run_trainer
     from app.jobs.retraining.metrics import TrainerMetrics

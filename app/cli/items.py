@@ -14,7 +14,7 @@ from app.cli.option_groups import ungrouped
 from app.cli.options import MappingOptions, StoreOptions, UrlOption, read_key, store_settings
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn
 
-cli = typer.Typer(help="Import items, and delete their vectors.", no_args_is_help=True)
+cli = typer.Typer(help="Import items, and delete their live counts or vectors.", no_args_is_help=True)
 
 
 @cli.command("import")

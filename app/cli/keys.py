@@ -49,7 +49,10 @@ class LimitOptions:
     ] = None
     new_users: Annotated[
         int | None,
-        typer.Option(min=0, help="New users per hour. Default: as many as the tenant, or its page keys together, may."),
+        typer.Option(
+            min=0,
+            help="Maximum number of new users per hour. Default: that of the tenant, or of its page keys together.",
+        ),
     ] = None
     event_type: Annotated[
         list[str] | None,
@@ -147,7 +150,8 @@ def rotate_seal_keys(
 ) -> None:
     """Create the keys that seal visitors' states, or rotate them. Services pick this up within a second.
 
-    The file's second key becomes the sealing key, and a new key becomes the second: services get keys before their use.
+    The file's second key becomes the sealing key, and a new key becomes the second. So services have each key before
+    it is used.
     """
     from app.http.auth.seal_keys import rotate
 

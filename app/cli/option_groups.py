@@ -33,7 +33,7 @@ def ungrouped(command: Callable[..., None]) -> Callable[..., None]:
         for value in given.values():
             for path in value if isinstance(value, list) else [value]:
                 if isinstance(path, Path) and path.parts[:1] and path.parts[0] in URL_STARTS:
-                    raise typer.BadParameter(f"'{path.parts[0]}//…' is a bucket's URL, where only a path can be given")
+                    raise typer.BadParameter(f"'{path.parts[0]}//…' is a bucket's URL; pass a path on this machine")
         made = {name: parameters[name].annotation(**_pick(given, fields)) for name, fields in groups.items()}
         command(**{**_pick(given, parameters), **made})
 

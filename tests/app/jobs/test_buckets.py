@@ -194,7 +194,7 @@ def test_a_url_is_no_path(
     tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, printed = command("evaluate", "--model", tmp_path, "--data", tmp_path, "--report", "s3://shop/report")
-    assert (status, "a bucket's URL, where only a path" in printed) == (2, True)
+    assert (status, "a bucket's URL; pass a path on this machine" in printed) == (2, True)
     monkeypatch.chdir(tmp_path)
     status, printed = command("check", "s3/events.csv")  # a directory of that name
     assert (status, "bucket" in printed) == (1, False)
