@@ -111,11 +111,11 @@ def _properties(header: Sequence[str], mapping: TableMapping) -> list[str]:
     skipped = [name for name in names if name not in valid]
     for name in skipped:
         if name in mapping.columns.values():
-            raise DataError(f"--columns names a column {name!r}, which is not valid: {NAME_RULE}")
+            raise DataError(f"--columns maps a column to {name!r}, which is not a valid name: {NAME_RULE}")
     if skipped:
         way_out = _mapping_option(skipped, header, mapping)
         logger.warning(
-            "skipping columns whose names properties cannot have: %s%s", ", ".join(map(repr, skipped)), way_out
+            "skipping columns whose names are not valid for properties: %s%s", ", ".join(map(repr, skipped)), way_out
         )
     return valid
 
@@ -192,17 +192,17 @@ def _warn(table: Table, name: str, is_odd: pl.Series, what: str, way_out: str) -
     if is_odd.any():
         cells, row = table.frame[name], int(is_odd.arg_true()[0])
         logger.warning(
-            "column %s is %s, because row %d has %r (%d such cells of %d). If it should be one: where the service has "
-            'it as another type, delete its values with PUT {"items": {"%s": null}} to /v1/admin/properties, %s and '
-            "import again",
+            "column %s is %s, because row %d has %r (this affects %d of %d cells). If it should be one, "
+            "%s and import again; if the service already has it as another type, first delete its values with "
+            'PUT {"items": {"%s": null}} to /v1/admin/properties',
             name,
             what,
             row + 1,
             cells[row],
             is_odd.sum(),
             (cells.is_not_null() & (cells != "")).sum(),
-            name,
             way_out,
+            name,
         )
 
 

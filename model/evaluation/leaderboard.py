@@ -78,7 +78,11 @@ class Leaderboard:
         """The winner, its margin and the certainty, in a sentence; others tell of unequal training and few users."""
         caveat = "" if self.rival is None else self.best.variant.unequal_to(self.rival.variant)
         users = len(self.best.variant.results[0].ranks)
-        few = f" Tested on fewer than {FEW_USERS} users, it says little about others." if users < FEW_USERS else ""
+        few = (
+            f" With fewer than {FEW_USERS} users in the test, this says little about others."
+            if users < FEW_USERS
+            else ""
+        )
         return f"{self._result}{caveat}{few}"
 
     @property
@@ -94,8 +98,8 @@ class Leaderboard:
         low, high = sorted(map(abs, found.interval_95))
         margin = f"NDCG@10 is {abs(found.difference):.4f} higher (95% interval {low:.4f} to {high:.4f})"
         if found.sign > 0:
-            return f"{best} wins against {rival}: {margin}."
-        return f"{rival}, wins against {best}, {self._place_of(self.best)}: {margin}."
+            return f"{best} beats {rival}: {margin}."
+        return f"{rival}, beats {best}, {self._place_of(self.best)}: {margin}."
 
     @property
     def in_plain_words(self) -> str:

@@ -48,7 +48,7 @@ class Resources:
         room = self.memory - taken
         if room < SMALLEST_PIECE:
             raise TrainError(
-                f"{in_gib(self.memory)} of memory are too little; use --memory {in_gib(taken + SMALLEST_PIECE)}"
+                f"{in_gib(self.memory)} of memory is not enough; use --memory {in_gib(taken + SMALLEST_PIECE)}"
             )
         return MappedArrays(folder, room // 2 // BYTES_PER_EVENT)
 
@@ -62,7 +62,7 @@ class Resources:
         needed = needed_bytes(config, items, users + orders)
         if needed > self.memory:
             raise TrainError(
-                f"{in_gib(self.memory)} of memory are too little for a model of {items:,} items, trained on "
+                f"{in_gib(self.memory)} of memory is not enough for a model of {items:,} items, trained on "
                 f"{users:,} users; use --memory {in_gib(needed)}"
             )
 

@@ -104,7 +104,7 @@ def _arms(experiment: Experiment, known: Iterable[KnownGeneration]) -> dict[byte
     arms = {one.named.tag[:4]: one.named.name for one in known if one.named.name in experiment.shares}
     for name in experiment.shares.keys() - arms.values():
         raise ValueError(
-            f"the store has no model {name!r}, and cannot tell its lists: it was dropped, or is a copy of another one"
+            f"the store has no model {name!r}, so its lists are unknown: it was dropped, or is a copy of another one"
         )
     return arms
 

@@ -80,8 +80,8 @@ def _require_no_items(mapping: TableMapping, events: Examination) -> None:
     for own, ours in mapping.columns.items():
         if ours not in OF_EVENTS_ALONE | {ITEM_ID} and own.casefold() not in in_any_case:
             raise DataError(
-                f"--columns names {own!r} as {ours}, which a table of items has, and there is none; pass the directory "
-                "that has items.csv (or .jsonl, .parquet) beside interactions.csv, or leave this out of --columns"
+                f"--columns maps {own!r} to {ours}, a column of a table of items, but there is no such table; pass the "
+                "directory that has items.csv (or .jsonl, .parquet) beside interactions.csv, or omit this mapping"
             )
 
 

@@ -151,9 +151,10 @@ def _why_missing(own: str, ours: str, found: Sequence[str]) -> str:
     if len(parts) == 1:
         return f"no table has this column; {_hint(own, found)}"
     if ours != "timestamp":
-        return f"no table has this column, and only the timestamp is joined from two; map one column to {ours}"
+        return f"no table has this column, and only a timestamp can be joined from two; map one column to {ours}"
     if len(parts) > 2:
-        return f"a timestamp is joined from two columns: pass the day and its time, such as {parts[0]}{JOIN}{parts[-1]}"
+        example = f"{parts[0]}{JOIN}{parts[-1]}"
+        return f"a timestamp can be joined from two columns only: pass the day and its time, such as {example}"
     if unknown:
         return f"no table has a column {unknown[0]!r}; {_hint(unknown[0], found)}"
     return "no table has both columns; both must be in the table of events"

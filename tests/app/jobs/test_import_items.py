@@ -189,7 +189,9 @@ def test_errors_of_a_mapped_table_name_the_options_and_the_own_file(
     own = tmp_path / "Artikel.csv"
     own.write_text("Nummer,price\ntea,much\n")
     assert imported(own, url, "--columns", "Nummer=item_id,price=List price") == 1
-    assert "--columns names a column 'List price', which is not valid" in " ".join(capsys.readouterr().err.split())
+    assert "--columns maps a column to 'List price', which is not a valid name" in " ".join(
+        capsys.readouterr().err.split()
+    )
     client.request("PUT", "/v1/admin/properties", json={"items": {"price": "number"}})
     assert imported(own, url, "--columns", "Nummer=item_id") == 1
     assert f"{own}, line 2: price 'much' is not a finite number" in " ".join(capsys.readouterr().err.split())
@@ -333,25 +335,25 @@ def test_the_documented_script_finds_what_has_changed(
     [
         (
             ["4.5", "1,299.00", "", "22"],
-            "column price is not a number, because row 2 has '1,299.00' (1 such cells of 3)",
+            "column price is not a number, because row 2 has '1,299.00' (this affects 1 of 3 cells)",
         ),
         (
             ["2,91 €", "on request", "1.113,50 €", ""],
-            "column price is not a number, because row 2 has 'on request' (1 such cells of 3)",
+            "column price is not a number, because row 2 has 'on request' (this affects 1 of 3 cells)",
         ),
-        (["2,91 €", "1.113,50 €"], "because row 1 has '2,91 €' (2 such cells of 2)"),
-        (["2,91 €", "1.113,50 €"], "to /v1/admin/properties, pass --decimal ',' and import again"),
-        (["2,91 €", "1.113,50 €"], "where the service has it as another type, delete its values"),
+        (["2,91 €", "1.113,50 €"], "because row 1 has '2,91 €' (this affects 2 of 2 cells)"),
+        (["2,91 €", "1.113,50 €"], "If it should be one, pass --decimal ',' and import again; if the service"),
+        (["2,91 €", "1.113,50 €"], "if the service already has it as another type, first delete its values"),
         (["4.5", "22"], None),
         (["007", "0815"], None),
         (["red", "blue", "7"], None),
         (
             ["15.07.2025", "", "16.07.2025"],
-            "column price is not a time, because row 1 has '15.07.2025' (2 such cells of 2)",
+            "column price is not a time, because row 1 has '15.07.2025' (this affects 2 of 2 cells)",
         ),
         (
             ["2025-07-15 10:00", "2025-07-15T10:00:00Z"],
-            "not a time, because row 1 has '2025-07-15 10:00' (1 such cells of 2)",
+            "not a time, because row 1 has '2025-07-15 10:00' (this affects 1 of 2 cells)",
         ),
         (["2025-07-15T10:00:00", "7/5/2025 9:30 pm", "soon"], "such as 2025-07-15T10:00:00+02:00"),
         (["2025-07-15T10:00:00Z", "2025-07-15 10:00:00.5+02:00"], None),

@@ -28,7 +28,7 @@ def test_a_model_wins_against_the_best_baseline() -> None:
     board = Leaderboard.of([variant("shop", GOOD)], [baseline("markov", POOR), baseline("ease", FAIR)])
     margin = ndcg(GOOD) - ndcg(FAIR)
     assert board.verdict.startswith(
-        f"shop (lisa-mini) wins against ease, the best of 2 baselines: NDCG@10 is {margin:.4f} higher (95% interval 0."
+        f"shop (lisa-mini) beats ease, the best of 2 baselines: NDCG@10 is {margin:.4f} higher (95% interval 0."
     )
     assert [standing.name for standing in board.standings] == ["shop", "ease", "markov"]
     assert [standing.metrics["ndcg_at_10"] for standing in board.standings] == pytest.approx(
@@ -43,7 +43,7 @@ def test_a_baseline_may_win_against_all_models() -> None:
     board = Leaderboard.of([variant("one", POOR), variant("two", FAIR, FAIR)], [baseline("ease", GOOD, l2=250)])
     margin = ndcg(GOOD) - ndcg(FAIR)
     assert board.verdict.startswith(
-        "ease, the only baseline, wins against two (lisa-mini, 2 seeds), the best of 2 models: "
+        "ease, the only baseline, beats two (lisa-mini, 2 seeds), the best of 2 models: "
         f"NDCG@10 is {margin:.4f} higher (95% interval 0."
     )
     assert board.standings[0].about == "l2 250"
@@ -65,9 +65,9 @@ def test_what_may_be_chance_is_no_certain_difference() -> None:
 
 def test_without_baselines_models_are_compared_with_each_other() -> None:
     board = Leaderboard.of([variant("one", POOR), variant("two", GOOD), variant("three", FAIR)], [])
-    assert board.verdict.startswith("two (lisa-mini) wins against three, the second best of 3 models: NDCG@10 is ")
+    assert board.verdict.startswith("two (lisa-mini) beats three, the second best of 3 models: NDCG@10 is ")
     assert Leaderboard.of([variant("one", POOR), variant("two", GOOD)], []).verdict.startswith(
-        "two (lisa-mini) wins against one, the other model: "
+        "two (lisa-mini) beats one, the other model: "
     )
 
 

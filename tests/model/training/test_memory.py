@@ -111,10 +111,10 @@ def test_too_little_memory_is_refused_with_what_is_needed(
     def train_with(size: int) -> None:
         train.train(shop, tmp_path / "model", tiny_config(), resources=Resources(memory=size), progress=silent())
 
-    with pytest.raises(TrainError, match=r"0\.5GiB of memory are too little; use --memory 0\.7GiB"):
+    with pytest.raises(TrainError, match=r"0\.5GiB of memory is not enough; use --memory 0\.7GiB"):
         train_with(500 * MIB)
     monkeypatch.setattr(memory, "BYTES_PER_NAME", 10 * MIB)  # as if there were millions of users
-    with pytest.raises(TrainError, match=r"too little for a model of 40 items, trained on 150 users; use .* 2\.\dGiB"):
+    with pytest.raises(TrainError, match=r"not enough for a model of 40 items, trained on 150 users; use .* 2\.\dGiB"):
         train_with(1 * GIB)
     assert not model_directory.exists(tmp_path / "model")
 

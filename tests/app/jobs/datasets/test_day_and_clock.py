@@ -173,11 +173,11 @@ def test_a_repeated_header_and_a_bad_time_are_found_in_both_columns(
         ("Tag+Uhrzeit=timestamp", "no table has a column 'Tag'; existing columns: 'Kunde', 'Artikel', 'Datum'"),
         (
             "Datum+Uhrzeit+Artikel=timestamp",
-            "a timestamp is joined from two columns: pass the day and its time, such as Datum+Artikel",
+            "a timestamp can be joined from two columns only: pass the day and its time, such as Datum+Artikel",
         ),
         (
             "Datum+Uhrzeit=user_id",
-            "no table has this column, and only the timestamp is joined from two; map one column to user_id",
+            "no table has this column, and only a timestamp can be joined from two; map one column to user_id",
         ),
     ],
 )

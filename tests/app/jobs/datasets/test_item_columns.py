@@ -60,7 +60,7 @@ def test_a_suggested_option_keeps_both_columns(tmp_path: Path, capsys: pytest.Ca
 def test_a_column_of_items_without_their_table_is_told_from_a_misspelt_one(tmp_path: Path) -> None:
     (shop(tmp_path) / "items.csv").unlink()
     mapping = TableMapping(parse_columns([COLUMNS.replace("name=title", "price=cost")]))
-    with pytest.raises(DataError, match=r"'price' as cost, which a table of items has, .*items\.csv"):
+    with pytest.raises(DataError, match=r"'price' to cost, a column of a table of items, .*items\.csv"):
         data_directory(tmp_path, mapping, tmp_path / "cache")
     mapping = TableMapping(parse_columns([COLUMNS.replace("name=title", "Customer=brand")]))
     with pytest.raises(DataError, match="did you mean 'customer'"):
