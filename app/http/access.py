@@ -76,7 +76,7 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
         return _without_key(services, request)
     key = verified_key(services, request)
     if key is None:  # the same message for a missing and a wrong key reveals no existing key
-        raise Unauthenticated("this call needs a valid key: Authorization: Bearer KEY")
+        raise Unauthenticated("this call needs a valid API key; send Authorization: Bearer KEY")
     caller = _with_key(key, request)
     require_scope(caller, required)
     if key.is_public and Headers(scope=request).get("origin") not in key.origins:

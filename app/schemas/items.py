@@ -180,7 +180,7 @@ class ItemWords(Closed):
 
 def _no_list(item_id: str) -> str:
     if item_id in ("popular", "trending"):
-        raise PydanticCustomError("a_list", "is where a list of items is found; give the item another id")
+        raise PydanticCustomError("a_list", "is a path of the API; use another id for the item")
     return item_id
 
 

@@ -34,8 +34,8 @@ MAX_SIMILAR_CHARS = 32  # of a name that is suggested, before its number
 
 matches_name = re.compile(NAME_PATTERN).fullmatch
 NAME_RULE = (
-    "a property's name has letters of English, digits and _, begins with no digit, has at most 64 characters, and is"
-    f" no word of expressions (such as `in`) nor one of {', '.join(sorted(NO_NAMES))}"
+    "a property's name may have only English letters, digits and _, and at most 64 of them; it must not begin with a "
+    f"digit, and must not be a reserved word of expressions (such as `in`) or one of {', '.join(sorted(NO_NAMES))}"
 )
 
 TypesSoFar = MutableMapping[str, PropertyType]

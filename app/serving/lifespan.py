@@ -123,7 +123,7 @@ async def _again_and_again(work: Callable[[], Coroutine[None, None, None]]) -> N
         try:
             return await work()
         except Exception:
-            logger.exception("work in the background failed, and begins again")
+            logger.exception("a background task failed, and is restarted")
         await asyncio.sleep(BEGIN_AGAIN_AFTER_S)
 
 

@@ -252,8 +252,8 @@ class RedisSession:
             raise StorageError(EARLIER_LAYOUT.format(key=self.keys.meta, found=found["layout"], known=LAYOUT_VERSION))
         if found != wanted:
             raise StorageError(
-                f"'{self.keys.meta}' says {found}, and this lisarec was started for {wanted}; "
-                "start it as the data were made, or choose another key prefix"
+                f"'{self.keys.meta}' was written with {found}, but this lisarec uses {wanted}; "
+                "run the version that wrote it, or choose another key prefix"
             )
 
     async def _has_logs(self) -> bool:
