@@ -202,10 +202,8 @@ class RetrainingRound:
         of_store = asyncio.run(items_of_store(self._settings, self._data.item_ids()))
         folders = archived.item_folders()
         if "" not in folders and any(self._archive.has(f"items{suffix}") for suffix in SUFFIXES):
-            own = f"put one for each tenant into its folder, such as '{folders[0]}'"
-            print_line(
-                self._console, f"ignored the archive's table of items, because the archive has several tenants; {own}"
-            )
+            own = f"each needs its own table in its folder, such as '{folders[0]}'"
+            print_line(self._console, f"ignored the archive's table of items: of several tenants, {own}")
         self._data.write_directories(past, self._archive, folders, of_store)
         name = self._new_name()
         about = {"plan": asdict(self._plan), "recipe": self._recipe(served), "events": events}
