@@ -150,7 +150,7 @@ def warnings_of(outcomes: Outcomes) -> list[str]:
         if is_off:
             found.append(
                 f"{arm} has {counted:,} {of}, but a share of {part:.1%}: more than chance explains. "
-                "Find the cause, such as failed requests or a robot, before you trust the differences"
+                "Find the cause, such as failed requests or a bot, before you trust the differences"
             )
     return found
 
