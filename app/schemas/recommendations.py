@@ -84,7 +84,7 @@ class ListSettings(Closed):
     categories: Categories = Field(default_factory=list, description="An item needs at least one of these categories.")
     categories_all: FewCategories = Field(default_factory=list, description="An item needs all of these categories.")
     categories_none: Categories = Field(default_factory=list, description="An item must have none of these categories.")
-    exclude: ItemIds = Field(default_factory=list)
+    exclude: ItemIds = Field(default_factory=list, description="Items to leave out, even if they are pinned.")
     filter: Expression | None = Field(
         None,
         description="A CEL expression that is true for items that may be recommended, such as `item.price < "
@@ -137,7 +137,7 @@ class RecommendationQuery(ListSettings):
     cursor: Cursor | None = CURSOR
     basket: Basket = Field(
         default_factory=list,
-        description="The items in the cart. The list leaves them out, and what was bought together with them rises.",
+        description="The items in the cart. The list leaves them out, and ranks what goes with them higher.",
     )
     because: IdOrEmpty | None = Field(
         None, description="List the items most similar to this item instead. Empty: similar to the user's newest item."
@@ -311,7 +311,7 @@ class ItemListQuery(Closed):
     scenario: Name | None = SCENARIO
     k: ResultCount = COUNT
     categories: Categories = Field([], description="An item needs at least one of these categories.")
-    exclude: ItemIds = Field([])
+    exclude: ItemIds = Field([], description="Items to leave out.")
     filter: Expression | None = Field(None, description="As for recommendations. `current` is this item.")
     params: ParamsText = Field("{}", description="As for recommendations.")
     debug: Flag = Field(False, description="As for recommendations.")

@@ -137,7 +137,7 @@ async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep, 
 async def get_similar_items(
     item_id: ItemId, query: Annotated[SimilarQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
-    """List the items with the most similar codes, those of what is chosen and those of what follows it."""
+    """List the items whose target and history codes are most similar."""
     return Response(await charged_calls.similar(services, caller, item_id, query), media_type="application/json")
 
 

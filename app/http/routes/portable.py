@@ -90,7 +90,7 @@ async def post_portable_events(body: RawBody, services: ServicesDep, caller: Cal
     one of the 20 newest in the state. The returned state has 4,996 characters, whatever the length of the history.
 
     A state that this key cannot open is a 422 `invalid_sealed_state`, whatever the reason; an expired one is a 422
-    `sealed_state_expired`. In both cases, start again without a state. A service without sealing keys answers 409
+    `sealed_state_expired`. In both cases, start again without a state. A service without seal keys answers 409
     `sealing_not_configured`.
     """
     return await append_portable_events(services, caller, body)
