@@ -235,7 +235,7 @@ class ServerTrust:
             unsafe = unsafe_setting(info, *configs)
             reason = loss if unsafe is None else _Reason(UNSAFE.format(server=address(url), what=unsafe), "unsafe")
             if reason != server.reason:
-                logger.warning("%s", f"Redis at {address(url)} is written to again" if reason is None else reason.text)
+                logger.warning("%s", f"Redis at {address(url)} takes writes again" if reason is None else reason.text)
             server.reason, server.process = reason, process
         server.connected = connected
         server.examine_at_s = asyncio.get_running_loop().time() + EXAMINE_EVERY_S
