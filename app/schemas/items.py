@@ -167,9 +167,11 @@ class ItemWords(Closed):
     title: Annotated[str, StringConstraints(max_length=1024)] | None = None
     categories: Categories | None = Field(None, description="All categories of the item. An empty list removes them.")
     available: bool | None = Field(None, description="False: the item is never recommended until this is true again.")
-    available_from: PropertyTime | None = Field(None, description="Null removes it.")
-    available_until: PropertyTime | None = Field(None, description="Null removes it.")
-    published_at: PropertyTime | None = Field(None, description="Null removes it.")
+    available_from: PropertyTime | None = Field(
+        None, description="Recommended only from this time on. Null removes it."
+    )
+    available_until: PropertyTime | None = Field(None, description="Recommended only until this time. Null removes it.")
+    published_at: PropertyTime | None = Field(None, description="A time for expressions. Null removes it.")
     vector: Vector | None = Field(
         None,
         description="A vector from the shop's own text or image model, of the same length for all items. Only "

@@ -64,7 +64,9 @@ class ServedModel(BaseModel):
     tag: str
     device: str
     items: int
-    state_bytes: int = Field(description="The most bytes of a user's state, whatever the length of the history.")
+    state_bytes: int = Field(
+        description="The maximum size of a user's state in bytes, whatever the length of the history."
+    )
     config: dict[str, Any]
     metrics: dict[str, Any]
 
@@ -195,7 +197,7 @@ class NewExperiment(Experiment):
     """An experiment to start."""
 
     name: Annotated[Name, AfterValidator(_not_other)] = Field(
-        description="The name of the experiment, except `other`. A different name assigns users anew."
+        description="The name of the experiment, other than `other`. A different name assigns users anew."
     )
 
 

@@ -46,7 +46,8 @@ class Explanation(TypedDict):
     bias: Annotated[float, Field(description="The item's bias, the same for every user.")]
     follows: Annotated[float, Field(description="What is added because the item has often followed recent items.")]
     history: Annotated[
-        list[HistoryCodeword], Field(description="The three history codewords that most of the user's history has.")
+        list[HistoryCodeword],
+        Field(description="The three of the item's history codewords that the user's history has most."),
     ]
     recent_items: Annotated[list[RecentItem], Field(description="The three recent items that add most.")]
     boost: NotRequired[Annotated[float, Field(description="What the request's boost adds.")]]
