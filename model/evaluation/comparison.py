@@ -29,7 +29,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         low, high = self.interval_95
-        return f"{self.difference:+.4f}, 95 % {low:+.4f} to {high:+.4f}"
+        return f"{self.difference:+.4f}, 95% {low:+.4f} to {high:+.4f}"
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Report:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics, named with their protocol, e.g. ``hr_at_10_full``; 95 % intervals for the cutoff 10."""
+        """Return the metrics, named with their protocol, e.g. ``hr_at_10_full``; 95% intervals for the cutoff 10."""
         first = self.models[0]
         numbers = {
             "name": self.first.name,

@@ -20,7 +20,7 @@ class ShareColumn(ProgressColumn):
 
     @override
     def render(self, task: Task) -> Text:
-        return Text(f"{task.percentage:.0f} % done" if task.total and task.completed else "")
+        return Text(f"{task.percentage:.0f}% done" if task.total and task.completed else "")
 
 
 class TimeLeftColumn(ProgressColumn):

@@ -12,7 +12,7 @@ def metrics_table(numbers: dict[str, Any]) -> Table:
     rules = f"ties {numbers['tie_rule']}, excluded seen items: {numbers['seen_rule']}"
     about = f"{numbers['users']:,} users, {numbers['items']:,} items, {rules}, table {numbers['data_sha256'][:16]}"
     models, spread = numbers.get("models", [numbers]), numbers.get("spread")
-    columns = ["value", "95 % interval"]
+    columns = ["value", "95% interval"]
     if spread is not None:
         columns = [f"mean of {len(models)}", "deviation", *(f"seed {model['seed']}" for model in models)]
     table = Table("metric", *columns, title=numbers["protocol"], caption=about)

@@ -39,15 +39,15 @@ def verdict(first: list[int], other: list[int]) -> str:
 class TestVerdict:
     def test_names_what_is_better_and_by_how_much(self) -> None:
         assert verdict([1] * 50, [11] * 50) == (
-            "one is better than other in HR@10 (+1.0000, 95 % +1.0000 to +1.0000) and "
-            "NDCG@10 (+1.0000, 95 % +1.0000 to +1.0000)."
+            "one is better than other in HR@10 (+1.0000, 95% +1.0000 to +1.0000) and "
+            "NDCG@10 (+1.0000, 95% +1.0000 to +1.0000)."
         )
         assert verdict([11] * 50, [1] * 50).startswith("one is worse than other in HR@10 (-1.0000")
 
     def test_says_what_may_be_chance(self) -> None:
         found = verdict([1] * 50, [2] * 50)
         assert found.startswith("one is better than other in NDCG@10 (+0.3691")
-        assert found.endswith("; in HR@10 (+0.0000, 95 % +0.0000 to +0.0000) the difference may be chance.")
+        assert found.endswith("; in HR@10 (+0.0000, 95% +0.0000 to +0.0000) the difference may be chance.")
         alike = verdict([1, 11] * 25, [11, 1] * 25)
         assert alike.startswith("one and other do not differ significantly: in HR@10 (+0.0000")
         assert " and NDCG@10 (" in alike

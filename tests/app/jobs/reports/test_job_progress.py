@@ -75,7 +75,7 @@ class TestLines:
         clock.now_s += 150
         progress.update(task, completed=400)
         progress.break_silence()
-        assert output.lines == ["items, 25 % done, 0:02:30 left", "items, 100 % done"]
+        assert output.lines == ["items, 25% done, 0:02:30 left", "items, 100% done"]
 
     def test_come_by_themselves_while_the_job_does_not_come_back(self) -> None:
         output = Output()
@@ -114,16 +114,16 @@ class TestTraining:
         progress.batch(0, 0.1, 7.5, 10_000)
         clock.now_s += 80
         progress.batch(0, 0.6, 7.25, 10_000)  # half an epoch in 80 s, and 20 s later a line; the reading is not counted
-        assert line() == "epoch 1 of 4, loss 7.250, 15 % done, 0:11:20 left, 50 events/s, 1,234 MiB"
+        assert line() == "epoch 1 of 4, loss 7.250, 15% done, 0:11:20 left, 50 events/s, 1,234 MiB"
         progress.stage("validating epoch 1, 50%, 0:00:10 to go")
-        assert line().startswith("validating epoch 1, 50%, 0:00:10 to go, 15 % done, 0:")
+        assert line().startswith("validating epoch 1, 50%, 0:00:10 to go, 15% done, 0:")
         progress.epoch(EpochReport(0, 7.0, 0.125, 0.25, 160.0))
         assert output.lines[-1] == "epoch 1 of 4: loss 7.0000, validation HR@10 0.2500 NDCG@10 0.1250 (160 s)"
         progress.epoch(EpochReport(1, 7.0, 0.125, 0.25, 160.0, {"strength": 3.0}))
         assert output.lines[-1].endswith(" NDCG@10 0.1250 with lift 3 (160 s)")
         progress.batch(3, 1.0, 6.0, 10_000)
         progress.stage("writing the model")
-        assert line() == "writing the model, 100 % done, 325 events/s, 1,234 MiB"
+        assert line() == "writing the model, 100% done, 325 events/s, 1,234 MiB"
 
     def test_that_is_resumed_does_not_count_the_epochs_before_as_quick_ones(self) -> None:
         output, clock = Output(), Clock()
@@ -132,7 +132,7 @@ class TestTraining:
         clock.now_s += 100
         progress.batch(3, 0.0, 7.0, 10_000)
         progress.break_silence()
-        assert output.lines == ["epoch 4 of 4, loss 7.000, 75 % done, 0:03:20 left, 50 events/s, 1,234 MiB"]
+        assert output.lines == ["epoch 4 of 4, loss 7.000, 75% done, 0:03:20 left, 50 events/s, 1,234 MiB"]
 
     def test_says_why_it_ends_before_the_last_epoch(self) -> None:
         output = Output()
