@@ -53,7 +53,7 @@ class Length(NamedTuple):
     returns: int
 
 
-LIMITS = {"event": Length(27, 38), "recommendation": Length(34, 27)}
+LIMITS = {"event": Length(27, 38), "recommendation": Length(34, 26)}
 
 
 class Recorder:
