@@ -19,6 +19,9 @@ BATCHES_PER_TIMING = 4  # reading a thread's time is a system call
 # The slowest costly requests take so long for each unit of their cost: in Python, and for each item of the catalogue,
 # as with boosts for a user without a history. On a slow machine, it is this many times as long as light requests take.
 COSTLY_UNIT_S, COSTLY_ITEM_S, COSTLY_MARGIN = 4e-4, 4e-9, 4.0
+# Costly requests of one shop are mostly alike, and much faster than that. So a batch also runs on the event loop if
+# it fits at somewhat more than the slowest recent pace, and would hold the loop up by no more than this at the slowest.
+RARELY_ON_LOOP_S, RECENT_MARGIN, REMEMBERED = 0.02, 1.25, 31 / 32
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
@@ -62,6 +65,7 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
         self._in_threads = 0
         self._may_run_on_loop = max_running == 1
         self._costly_unit_s = COSTLY_UNIT_S + COSTLY_ITEM_S * items
+        self._recent_unit_s = inf  # that of the slowest of the last costly batches
         self._light_batches = 0
         self._unit_s = MAX_ON_LOOP_S  # estimated processor time of light batches per unit of cost
 
@@ -69,6 +73,11 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
         """Return the largest cost of a light batch that runs on the event loop; infinity where that is too little."""
         fits = MAX_ON_LOOP_S / self._unit_s
         return fits if self._may_run_on_loop and fits >= FEW else inf
+
+    @property
+    def _slowest_unit_s(self) -> float:
+        """How long the slowest costly requests may take for each unit of their cost."""
+        return max(self._costly_unit_s, COSTLY_MARGIN * self._unit_s)
 
     async def run_light(self, requests: Sequence[RecommendationRequest], data: InputT, cost: float) -> ResultT:
         """Return the result of the function for one batch of light requests with this total cost."""
@@ -92,15 +101,28 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
 
         A long one builds lists in Python, and each step of the event loop would wait until it is made to let go.
         """
-        unit_s = max(self._costly_unit_s, COSTLY_MARGIN * self._unit_s)
-        if self._may_run_on_loop and cost * unit_s <= MAX_ON_LOOP_S:
-            return self._compute(requests, data)
+        is_likely_short = RECENT_MARGIN * cost * self._recent_unit_s <= MAX_ON_LOOP_S
+        limit_s = max(MAX_ON_LOOP_S, RARELY_ON_LOOP_S * is_likely_short)
+        compute = partial(self._compute_costly, cost)
+        if self._may_run_on_loop and cost * self._slowest_unit_s <= limit_s:
+            return compute(requests, data)
         with short_turns():
-            return await asyncio.get_running_loop().run_in_executor(self._threads.costly, self._compute, requests, data)
+            return await asyncio.get_running_loop().run_in_executor(self._threads.costly, compute, requests, data)
+
+    def _compute_costly(self, cost: float, requests: Sequence[RecommendationRequest], data: InputT) -> ResultT:
+        result, unit_s = self._timed(cost, requests, data)
+        self._recent_unit_s = max(unit_s, REMEMBERED * min(self._recent_unit_s, self._slowest_unit_s))
+        if self._light_batches < BATCHES_PER_TIMING:  # none of them is timed yet
+            self._unit_s = unit_s
+        return result
 
     def _compute_timed(self, cost: float, requests: Sequence[RecommendationRequest], data: InputT) -> ResultT:
-        begin_s = time.thread_time()
-        result = self._compute(requests, data)
-        unit_s = (time.thread_time() - begin_s) / cost
+        result, unit_s = self._timed(cost, requests, data)
         self._unit_s += (unit_s - self._unit_s) / TIMES_AVERAGED
         return result
+
+    def _timed(self, cost: float, requests: Sequence[RecommendationRequest], data: InputT) -> tuple[ResultT, float]:
+        """Return the result, and the processor time for each unit of its cost."""
+        begin_s = time.thread_time()
+        result = self._compute(requests, data)
+        return result, (time.thread_time() - begin_s) / cost

@@ -88,6 +88,38 @@ def test_a_short_batch_runs_on_the_event_loop(
         asyncio.run(law())
 
 
+@pytest.mark.parametrize("items", [100_000, 1_000_000])
+def test_costly_batches_that_are_fast_run_on_the_event_loop_until_one_is_slow(
+    threads: EngineThreads, items: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The times are those of the processor's clock; a batch of any time would hold up the loop by a bound."""
+    fast_s, slow_s, spent_s = 1e-4, 4e-4 + 4e-9 * items, [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: spent_s[0])
+
+    def compute(_requests: Sequence[Any], taken_s: float) -> int:
+        spent_s[0] += taken_s
+        return threading.get_ident()
+
+    async def law() -> None:
+        adaptive = AdaptiveExecutor[float, int](compute, threads, items)
+
+        async def is_on_loop(cost: float, unit_s: float) -> bool:
+            return await adaptive.run_costly([], cost * unit_s, cost) == threading.get_ident()
+
+        likely_s = executor.RECENT_MARGIN * fast_s
+        cost = 0.98 * min(executor.RARELY_ON_LOOP_S / slow_s, executor.MAX_ON_LOOP_S / likely_s)
+        for _ in range(2):
+            assert not await is_on_loop(cost, slow_s)
+            places = [await is_on_loop(cost, fast_s) for _ in range(300)]
+            assert not any(places[:20])
+            assert places == sorted(places)  # from one of them on
+            assert places[-1]
+            assert not await is_on_loop(1.05 * cost, fast_s)
+            assert await is_on_loop(cost, slow_s)  # which nobody could know
+
+    asyncio.run(law())
+
+
 def test_long_batches_remain_where_few_requests_fit_on_the_loop_or_a_gpu_computes(
     threads: EngineThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
