@@ -22,12 +22,23 @@ from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 from storage.sqlite.database import Database
+from storage.state import switch_interval
 from storage.state.switch_interval import SWITCH_INTERVAL_S
 from tests.app.conftest import Client, item_id
 from tests.app.support import assert_refused
 from tests.waiting import until
 
 BUSY_S = 0.005
+
+
+@pytest.fixture(autouse=True)
+def usual_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin with the usual switch interval: a service that modules share may be in the middle of a computation."""
+    monkeypatch.setattr(switch_interval, "_OF_PROCESS", switch_interval._ShortTurns())  # noqa: SLF001
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(BUSY_S)
+    yield
+    sys.setswitchinterval(before_s)
 
 
 class Overlap:
