@@ -103,7 +103,7 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
         """
         is_likely_short = RECENT_MARGIN * cost * self._recent_unit_s <= MAX_ON_LOOP_S
         limit_s = max(MAX_ON_LOOP_S, RARELY_ON_LOOP_S * is_likely_short)
-        compute = partial(self._compute_costly, cost)
+        compute = self._compute if cost == inf else partial(self._compute_costly, cost)  # of that, nothing is learned
         if self._may_run_on_loop and cost * self._slowest_unit_s <= limit_s:
             return compute(requests, data)
         with short_turns():

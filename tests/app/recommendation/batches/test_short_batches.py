@@ -120,6 +120,18 @@ def test_costly_batches_that_are_fast_run_on_the_event_loop_until_one_is_slow(
     asyncio.run(law())
 
 
+def test_nothing_is_learned_from_a_batch_whose_cost_tells_no_time(threads: EngineThreads) -> None:
+    async def law() -> None:
+        adaptive = AdaptiveExecutor[None, int](lambda *_: threading.get_ident(), threads)
+        before = adaptive.short_batch()
+        for _ in range(100):
+            assert await adaptive.run_costly([], None, inf) != threading.get_ident()
+        assert adaptive.short_batch() == before
+        assert await adaptive.run_costly([], None, 12.0) != threading.get_ident()
+
+    asyncio.run(law())
+
+
 def test_long_batches_remain_where_few_requests_fit_on_the_loop_or_a_gpu_computes(
     threads: EngineThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
