@@ -111,7 +111,7 @@ bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail)
 	$(RUN) benchmarks.inference.constant_cost --model models/ml-1m
 	$(RUN) benchmarks.inference.scan --items 1000000 --k 10 --rounds 15
 
-# needs haproxy, redis-server and prometheus
+# needs haproxy, redis-server, prometheus and wrk
 bench-redis: models/ml-1m/manifest.json
 	$(RUN) benchmarks.quality.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all \
 		--replicas 3
@@ -119,9 +119,8 @@ bench-redis: models/ml-1m/manifest.json
 	$(RUN) benchmarks.rollout.scaling --model models/ml-1m
 	$(RUN) benchmarks.rollout.retraining --shoppers 300 --epochs 2
 	$(RUN) benchmarks.storage.redis_memory --model models/ml-1m
-	$(RUN) benchmarks.service.throughput --model models/ml-1m
-	$(RUN) benchmarks.service.throughput --model models/ml-1m --workers 2
-	$(RUN) benchmarks.service.throughput --model models/ml-1m --store sqlite
+	$(RUN) benchmarks.service.closed_loop --model models/ml-1m --redis 2
+	$(RUN) benchmarks.service.closed_loop --model models/ml-1m
 
 # needs haproxy, redis-server and cc; takes about an hour. It also checks that it fails for a service without its safeguards
 bench-faults: models/ml-1m/manifest.json

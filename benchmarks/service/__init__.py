@@ -1,1 +1,1 @@
-"""The cost of requests, and the throughput of a service."""
+"""The cost of requests, and the rates of a service."""

@@ -7,9 +7,10 @@ import pytest
 from benchmarks.harness.topology import program
 
 
-def require_servers() -> None:
+def require_servers(*others: str) -> None:
     try:
         program("redis-server", "valkey-server")
-        program("haproxy")
+        for name in ("haproxy", *others):
+            program(name)
     except FileNotFoundError as exc:
         pytest.skip(str(exc))

@@ -26,7 +26,7 @@ from benchmarks.inference import attention, constant_cost, personal_search, scan
 from benchmarks.quality import mechanisms, served_equals_offline
 from benchmarks.quality.training import threads
 from benchmarks.rollout import model_switch
-from benchmarks.service import long_logs, overload, throughput
+from benchmarks.service import closed_loop, long_logs, overload
 from benchmarks.service.comparison.wrk import Answered
 from benchmarks.storage import bucket, exactly_once, rebuild, redis_memory
 from benchmarks.storage.s3_server import environment_for
@@ -102,14 +102,24 @@ def test_a_state_in_redis_takes_no_more_memory_however_long_the_history(
     assert sizes[-1] <= 4_300  # the largest state, and what Redis adds
 
 
-def test_rates_are_printed_for_every_kind_of_request(
+def test_every_load_of_both_versions_is_printed_with_their_ratios(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    require_servers()
-    monkeypatch.setattr(throughput, "USERS", 100)
-    throughput.main(model, requests=100, workers=1)
-    printed = capsys.readouterr().out
-    assert (printed.count("single"), printed.count("recomm")) == (2, 2)
+    require_servers("wrk")
+    monkeypatch.setattr(closed_loop, "WARM_UP_S", 1)
+    loads = ["hundred:1", "mixed:2"]
+    closed_loop.main(model, other=closed_loop.ROOT, items=1_000, redis=1, load=loads, turns=1, seconds=1)
+    printed = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│ ")]
+    medians, ratios = ([row for row in printed if len(row) == width] for width in (10, 6))
+    names = [*loads, f"mixed:2 {closed_loop.PAUSES}"]
+    assert [row[1].strip() for row in medians] == [name for name in names for _ in ("this", "other")]
+    assert [row[1].strip() for row in ratios] == names
+
+
+def test_a_load_that_does_not_exist_is_refused() -> None:
+    for text in ("event", "event:0", "purchase:4", "event:x"):
+        with pytest.raises(typer.BadParameter, match="event:16"):
+            closed_loop.Load.of(text)
 
 
 def test_a_rebuild_is_printed_in_parts_and_folds_as_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
