@@ -76,9 +76,14 @@ def test_the_runbook_has_a_section_for_each_alert() -> None:
     assert sections.keys() == {rule["alert"] for rule in RULES}
     for rule in RULES:
         section = sections[rule["alert"]]
-        lasting = rule.get("for", "5m")  # a rule without it counts 5 minutes of a window
-        minutes_or_hours = f"{lasting[:-1]} {'hour' if lasting.endswith('h') else 'minute'}"
-        assert f"Severity `{rule['labels']['severity']}`, after {minutes_or_hours}" in section, rule["alert"]
+        if "for" in rule:
+            lasting = f"{rule['for'][:-1]} {'hour' if rule['for'].endswith('h') else 'minute'}"
+        else:
+            window, step, unit, steps = re.findall(r"\)\[(\d+)m:(\d+)(s|m)\]\) > (\d+)", rule["expr"])[0]
+            minutes = int(steps) * int(step) // (60 if unit == "s" else 1)
+            lasting = f"{minutes} minute"
+            assert f" {minutes} of {window} minutes" in section, rule["alert"]
+        assert f"Severity `{rule['labels']['severity']}`, after {lasting}" in section, rule["alert"]
         parts = re.findall(r"^\*\*(\w+):\*\*|^(```sh)$", section, re.MULTILINE)
         found = ["".join(part) for part in parts]
         assert found[:5] == ["Meaning", "Impact", "Check", "```sh", "Fix"], rule["alert"]
