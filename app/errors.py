@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from storage.errors import PartlyApplied, StorageError
+from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 
 MAX_DETAILS = 20
 
@@ -122,6 +122,14 @@ class PartlyAccepted(PartlyApplied):
     def __init__(self, failure: StorageError, results: Mapping[int, Any], counts: Mapping[str, int]) -> None:
         super().__init__(failure, results)
         self.counts = counts
+
+
+class NotYetRead(StorageUnavailable):
+    """This process has not read the tenant's items or scenarios since it started, or since the store was replaced."""
+
+    def __init__(self, what: str) -> None:
+        message = f"this process has not read the {what} from the store yet; retry the same request later"
+        super().__init__(message, "unreachable")
 
 
 class TooManyNewUsers(TooManyRequests):

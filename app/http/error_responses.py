@@ -28,6 +28,7 @@ from app.errors import (
     InvalidSealedState,
     ItemNotFound,
     NotHttp,
+    NotYetRead,
     Overloaded,
     PartlyAccepted,
     PropertyInUse,
@@ -159,6 +160,7 @@ PROBLEMS: dict[type[Exception], Problem] = {
     PartlyApplied: Problem(
         503, "partly_applied", "some events were not applied: {reason}; send all of them again with the same ids"
     ),
+    NotYetRead: Problem(503, "storage_unavailable"),
     StorageUnavailable: Problem(503, "storage_unavailable", "{reason}; retry the same request later"),
     StorageError: Problem(503, "storage_failed", "{reason}"),
     # No client reads this response, but an unhandled exception would be logged as an error of the service.

@@ -17,7 +17,7 @@ from app.catalogue.filter_expressions import CURRENT, PARAMS, USER, Expression, 
 from app.catalogue.item_properties import CATEGORIES
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.trained_catalogue import Rows
-from app.errors import ErrorDetail, InvalidRequest
+from app.errors import ErrorDetail, InvalidRequest, NotYetRead
 from app.recommendation.batching import Requester
 from app.recommendation.fair_thread import FairThread
 from app.recommendation.user_properties import UserPropertyReader
@@ -29,7 +29,6 @@ from model.artifact.string_table import NO_MATCH
 from model.artifact.word_index import Search
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from storage.errors import StorageUnavailable
 from storage.records import PropertyType
 
 
@@ -97,7 +96,7 @@ class Selector:
             work = partial(matches, self._catalogue, request.text, request.k)
             return await self._thread.run(work, len(self._catalogue), requester)
         if not self._catalogue.is_complete and _depends_on_items(request):
-            raise StorageUnavailable("the items have not been read yet", "unreachable")
+            raise NotYetRead("items")
         caps = [await self._cap(name, most, path, requester) for name, most in request.max_per.items()]
         worth = None if request.objective is None else await self._worth(request.objective, path, requester)
         if not request.filters and not isinstance(request.boost, tuple):

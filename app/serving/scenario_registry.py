@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.errors import ErrorDetail, InvalidRequest, ScenarioNotFound
+from app.errors import ErrorDetail, InvalidRequest, NotYetRead, ScenarioNotFound
 from app.events.click_through import ClickThrough
 from app.recommendation.experiments import arm_of
 from app.recommendation.scenarios import require_known_params, unknown_scenario, with_settings
 from app.schemas.operations import Experiment
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIO_BYTES, MAX_SCENARIOS, ScenarioSettings, ScenarioVersion
-from storage.errors import StorageError, StorageUnavailable
+from storage.errors import StorageError
 from storage.protocol import ScenarioStore
 
 POLL_EVERY_S = 0.25
@@ -57,11 +57,11 @@ class ScenarioRegistry:
     ) -> Sequence[RecommendationRequest]:
         """Return the requests with the settings of the scenarios that they name, or that the experiment assigns.
 
-        raises  InvalidRequest      when the scenario does not exist, or the request contradicts it
-                StorageUnavailable  when this process has not yet read any scenarios
+        raises  InvalidRequest  when the scenario does not exist, or the request contradicts it
+                NotYetRead      when this process has not yet read any scenarios
         """
         if self._revision is None:
-            raise StorageUnavailable("no scenarios have been loaded yet", "unreachable")
+            raise NotYetRead("scenarios")
         return [
             self._resolve(request, experiment, f"requests.{place}." if len(requests) > 1 else "")
             for place, request in enumerate(requests)
