@@ -104,7 +104,7 @@ class LocalCounters:
 
     def spend(self, quotas: Sequence[Quota], cost: int, window_s: int) -> Refusal | None:
         """Spend the cost from all quotas, or return the first that lacks it."""
-        now_s = time.time()
+        now_s = time.monotonic()
         window, rest_s = int(now_s // window_s), window_s - now_s % window_s
         spent = {
             quota.key: {number: self._counts.get(quota.key, {}).get(number, 0) for number in (window - 1, window)}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -156,7 +157,7 @@ def test_a_refused_key_counts_each_request_once_and_ahead_again_when_it_has_room
 ) -> None:
     rate, now_s = 20 * ALLOWANCES, 1_800_000_000.0
     _, key = make("main", ["recs:read"], requests_per_minute=rate)
-    monkeypatch.setattr(time, "time", lambda: now_s)
+    monkeypatch.setattr(quota_counters, "time", SimpleNamespace(monotonic=lambda: now_s))
 
     async def law() -> None:
         nonlocal now_s
@@ -295,7 +296,7 @@ def test_no_window_has_twice_the_limit_and_a_refusal_says_when_to_come_back(
     one, both, limit, window_s = Quota("one", 7), Quota("both", 5), 5, 60
     counters, now_s, spent = LocalCounters(), 1_800_000_000.0, list[tuple[float, int]]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: now_s)
+        patch.setattr(time, "monotonic", lambda: now_s)
         for gap_s, cost, is_of_one in calls:
             now_s += gap_s
             quotas = [one, both] if is_of_one else [both]
@@ -310,6 +311,14 @@ def test_no_window_has_twice_the_limit_and_a_refusal_says_when_to_come_back(
                 spent.append((now_s, cost))
             recent = [cost for at_s, cost in spent if at_s > now_s - window_s]
             assert sum(recent) <= 2 * limit
+
+
+@pytest.mark.parametrize("jump_s", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_anew_restores_no_quota(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters, quota = LocalCounters(), Quota("one", 7)
+    assert counters.spend([quota], 7, 3600) is None
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + jump_s)
+    assert counters.spend([quota], 7, 3600) is not None
 
 
 def test_redis_slides_the_window_as_one_process_does(
@@ -333,9 +342,9 @@ def test_redis_slides_the_window_as_one_process_does(
     assert client.hgetall(used.key) == {b"0": b"101", b"1": b"9"}
     assert client.pttl(used.key) > 1_750 * window_s  # until the second window counts no longer
     alone = LocalCounters()
-    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     assert alone.spend([Quota(used.key, 101)], 101, window_s) is None
-    monkeypatch.setattr(time, "time", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     expected = [alone.spend(quotas, cost, window_s) for quotas, cost in spendings]
     places = [[one and one.place for one in refusals] for refusals in (shared, expected)]
     assert places == [[None, None, 1, 0, None, 0]] * 2
