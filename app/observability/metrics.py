@@ -17,7 +17,7 @@ from prometheus_client import generate_latest as in_text
 from app.observability.buffered_counter import BufferedCounter
 from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.instruments import DeclaredMetric, Instruments
-from app.observability.multiprocess import WorkerNumbers, WorkerProcesses, living_workers
+from app.observability.multiprocess import SERVED, WorkerNumbers, WorkerProcesses, living_workers
 from storage.errors import FAILURE_CAUSES, StorageError
 from storage.records import Tally
 
@@ -54,7 +54,7 @@ class Metrics:
         self.engine = EngineMetrics(instruments)
         self.events = EventMetrics(instruments)
         self.recommendations = RecommendationMetrics(instruments, is_shared=shared_dir is not None)
-        self.generations = GenerationMetrics(instruments)
+        self.generations = GenerationMetrics(instruments, is_shared=shared_dir is not None)
         self._queue_depth = instruments.gauge(
             "lisarec_queue_depth",
             "Requests in progress (requests), those at the engine (engine), and operations waiting for the "
@@ -365,14 +365,13 @@ class RecommendationMetrics:
 class GenerationMetrics:
     """The active generation of each tenant, and switches between generations."""
 
-    def __init__(self, instruments: Instruments) -> None:
+    def __init__(self, instruments: Instruments, *, is_shared: bool) -> None:
+        self._is_shared = is_shared
         self._switches = instruments.counter(
-            "lisarec_switches",
-            "Attempts to switch to another model by outcome: switched or failed",
-            ["tenant", "outcome"],
+            "lisarec_switches", "Attempts to switch models by outcome: switched or failed", ["tenant", "outcome"]
         )
         self._processes = instruments.gauge(
-            "lisarec_generation", "Number of processes that serve the generation", ["tenant", "generation", "tag"]
+            SERVED, "Number of processes that serve the generation", ["tenant", "generation", "tag"]
         )
         self._state_bytes = instruments.gauge(
             "lisarec_state_bytes",
@@ -380,7 +379,7 @@ class GenerationMetrics:
             ["tenant"],
             mode="livemax",
         )
-        self._served: dict[str, Gauge] = {}
+        self._served: dict[str, tuple[str, str, str]] = {}
 
     def count_switch(self, tenant: str, outcome: Literal["switched", "failed"]) -> None:
         """Count one attempt to switch the tenant to another generation."""
@@ -388,11 +387,13 @@ class GenerationMetrics:
 
     def set_served(self, tenant: str, generation: str, tag: str, state_bytes: int) -> None:
         """Record the generation that serves the tenant from now on."""
-        if (before := self._served.get(tenant)) is not None:
-            before.set(0)  # with several processes, a series cannot be removed
-        else:
+        if (before := self._served.get(tenant)) is None:
             for outcome in ("switched", "failed"):
                 self._switches.labels(tenant, outcome)  # so that both exist before the first one
-        self._served[tenant] = self._processes.labels(tenant, generation, tag)
-        self._served[tenant].set(1)
+        elif self._is_shared:
+            self._processes.labels(*before).set(0)  # a series cannot be removed; WorkerNumbers leaves it out
+        else:
+            self._processes.remove(*before)
+        self._served[tenant] = tenant, generation, tag
+        self._processes.labels(tenant, generation, tag).set(1)
         self._state_bytes.labels(tenant).set(state_bytes)

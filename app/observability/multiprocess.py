@@ -12,6 +12,9 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+SERVED = "lisarec_generation"
+"""The gauge of the processes that serve a generation."""
+
 
 def living_workers(shared_dir: Path) -> list[int]:
     """Return the process ids of living workers, and drop the gauges of dead ones; their counters stay."""
@@ -34,7 +37,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class WorkerNumbers(Collector):
-    """Collects the numbers of all workers, and skips files that are still empty."""
+    """Collects the numbers of all workers, without generations that none serves, and skips files that are empty."""
 
     def __init__(self, shared_dir: Path) -> None:
         self._shared_dir = shared_dir
@@ -42,7 +45,10 @@ class WorkerNumbers(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         files = [str(file) for file in self._shared_dir.glob("*.db") if _has_numbers(file)]
-        yield from MultiProcessCollector.merge(files)
+        for metric in MultiProcessCollector.merge(files):
+            if metric.name == SERVED:
+                metric.samples = [sample for sample in metric.samples if sample.value]
+            yield metric
 
 
 def _has_numbers(file: Path) -> bool:

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -119,6 +121,31 @@ def test_what_is_served_is_told(client: Client) -> None:
     assert value(found, "lisarec_state_bytes", tenant="main") > 100
     assert value(found, "lisarec_build_info", version=own_version()) == 1
     assert value(found, "lisarec_queue_depth", queue="requests") == 1  # the one that asks
+
+
+@pytest.mark.usefixtures("interpreter_starts")  # prometheus_client reads the environment when it is imported
+@pytest.mark.parametrize("has_workers", [False, True], ids=["one-process", "workers"])
+def test_a_generation_that_no_process_serves_is_not_told(tmp_path: Path, *, has_workers: bool) -> None:
+    program = """if True:
+        from app.observability.metrics import Metrics
+        from pathlib import Path
+        import os
+        shared_dir = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        metrics = Metrics(shared_dir and Path(shared_dir))
+        for generation in ("may", "june", "june", "may", "july"):
+            metrics.generations.set_served("main", generation, "tag", 100)
+            metrics.generations.set_served("books", "spring", "tag", 100)
+        print(metrics.exposition().decode())
+    """
+    environment = os.environ | ({"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if has_workers else {})
+    text = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    ).stdout
+    told = {labels: count for (name, labels), count in samples(text).items() if name == "lisarec_generation"}
+    assert {(dict(labels)["tenant"], dict(labels)["generation"]): count for labels, count in told.items()} == {
+        ("main", "july"): 1,
+        ("books", "spring"): 1,
+    }
 
 
 def test_how_far_the_archive_is_behind_the_log_is_told(
