@@ -16,7 +16,6 @@ import gc
 import json
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +25,12 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import typer
 from rich.console import Console
-from starlette.types import Message
 
 from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app, freeze_loaded_objects
 from app.schemas.fields import MAX_EXPRESSION_CHARS
 from app.settings import Settings
+from benchmarks.harness.service_process import call_app
 from storage.records import HeldProperties
 
 MAX_CPU_S = 0.05
@@ -103,21 +102,8 @@ async def attack(model: Path, data_dir: Path, number: int, seed: int) -> tuple[l
         _set_properties(state["services"].by_tenant["main"].catalogue.properties, random.Random(0))
 
         async def answer(body: bytes) -> Answer:
-            statuses: list[int] = []
-
-            async def receive() -> Message:
-                return {"type": "http.request", "body": body, "more_body": False}
-
-            async def send(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    statuses.append(message["status"])
-
-            path = "/v1/recommendations"
-            scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-            headers = [(b"host", b"x"), (b"content-length", b"%d" % len(body))]
-            begin_s = time.process_time()
-            await app({**scope, "headers": headers, "state": dict(state)}, receive, send)
-            return Answer(statuses[0], time.process_time() - begin_s)
+            response = await call_app(app, state, "POST", "/v1/recommendations", body)
+            return Answer(response.status, response.cpu_s)
 
         await answer(json.dumps({"user_id": "ada", "filter": 'item.title.contains("a")'}).encode())
         freeze_loaded_objects()  # as every process that serves does

@@ -11,9 +11,7 @@ number. A shop can also replace some of them.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,11 +29,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app
 from app.settings import Settings
+from benchmarks.harness.service_process import call_app
 from benchmarks.machine import cpu
 from model.artifact import model_directory
 from model.artifact.item_statistics import ItemStatistics
@@ -130,29 +129,9 @@ async def measure(
             await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])
 
         async def answer(path: str, asked: Mapping[str, str]) -> tuple[float, float]:
-            sent = bytearray()
-
-            async def receive() -> Message:
-                return {"type": "http.request", "body": b"", "more_body": False}
-
-            async def send(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    assert message["status"] == 200
-                sent.extend(message.get("body", b""))
-
-            scope = {
-                "type": "http",
-                "method": "GET",
-                "path": path,
-                "raw_path": path.encode(),
-                "headers": [(b"host", b"x")],
-            }
-            query = {"query_string": urlencode(asked).encode(), "state": dict(state)}
-            begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-            await app({**scope, **query}, receive, send)
-            taken = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
-            json.loads(sent)
-            return taken
+            found = await call_app(app, state, "GET", path, query=urlencode(asked))
+            assert found.status == 200
+            return found.seconds, found.cpu_s
 
         kinds = _kinds(searches(model_directory.load(model).items.titles, rounds))
         found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}

@@ -28,12 +28,12 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
-from starlette.types import Message
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app
 from app.settings import Settings
+from benchmarks.harness.service_process import call_app
 from storage.records import HeldProperties, PropertyType
 
 USERS, HISTORY = 64, 30
@@ -119,20 +119,10 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> tuple[dict[str, f
 
         async def answer(options: dict[str, Any], user: int) -> float:
             body = json.dumps({"user_id": f"user-{user}", **options}).encode()
-
-            async def receive() -> Message:
-                return {"type": "http.request", "body": body, "more_body": False}
-
-            async def send(message: Message) -> None:
-                if message["type"] == "http.response.start" and message["status"] != 200:
-                    raise RuntimeError(f"{options} was answered {message['status']}")
-
-            path = "/v1/recommendations"
-            scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-            headers = [(b"host", b"x"), (b"content-length", b"%d" % len(body))]
-            begin_s = time.process_time()
-            await app({**scope, "headers": headers, "state": dict(state)}, receive, send)
-            return time.process_time() - begin_s
+            response = await call_app(app, state, "POST", "/v1/recommendations", body)
+            if response.status != 200:
+                raise RuntimeError(f"{options} was answered {response.status}")
+            return response.cpu_s
 
         kinds = requests()
         found: dict[str, list[float]] = {kind: [] for kind in kinds}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,12 +19,12 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
-from starlette.types import Message
 
 from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app
 from app.schemas.scenarios import ScenarioSettings
 from app.settings import Settings
+from benchmarks.harness.service_process import call_app
 from model.artifact import model_directory
 
 USERS = 64
@@ -99,23 +98,11 @@ async def measure(
             await service.ingest.append([bought | {"item_id": item} for item in own])
 
         async def answer(options: dict[str, Any], user: int) -> Any:
-            body, sent = json.dumps({"user_id": f"user-{user}", **options}).encode(), bytearray()
-
-            async def receive() -> Message:
-                return {"type": "http.request", "body": body, "more_body": False}
-
-            async def send(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    assert message["status"] == 200
-                sent.extend(message.get("body", b""))
-
-            path = "/v1/recommendations"
-            scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-            headers = [(b"host", b"x"), (b"content-length", b"%d" % len(body))]
-            begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-            await app({**scope, "headers": headers, "state": dict(state)}, receive, send)
-            taken_s.append((time.perf_counter() - begin_s, time.process_time() - begin_cpu_s))
-            return json.loads(sent)
+            body = json.dumps({"user_id": f"user-{user}", **options}).encode()
+            found = await call_app(app, state, "POST", "/v1/recommendations", body)
+            assert found.status == 200
+            taken_s.append((found.seconds, found.cpu_s))
+            return json.loads(found.body)
 
         taken_s: list[tuple[float, float]] = []
         for user in range(USERS):  # the first items of a plain list, so that rotation can lower them

@@ -29,7 +29,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 from rich.table import Table
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
+
+from benchmarks.harness.service_process import call_app
 
 PACKAGES = ("app", "storage", "model")
 HISTORY = 10  # events of the user, so that popular items are not blended into the model's list
@@ -91,27 +93,9 @@ def length(steps: Sequence[Call]) -> Length:
 
 async def send(app: ASGIApp, state: Any, method: str, path: str, body: object = None) -> None:
     """Send a request to the application; raise RuntimeError if it fails."""
-    content = b"" if body is None else json.dumps(body).encode()
-    answers: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": content, "more_body": False}
-
-    async def take(message: Message) -> None:
-        answers.append(message)
-
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-        "state": dict(state),
-    }
-    await app(scope, receive, take)
-    if answers[0]["status"] != 200:
-        raise RuntimeError(f"{method} {path} was answered {answers[0]['status']}")
+    response = await call_app(app, state, method, path, b"" if body is None else json.dumps(body).encode())
+    if response.status != 200:
+        raise RuntimeError(f"{method} {path} was answered {response.status}")
 
 
 async def walks(model: Path, data_dir: Path) -> dict[str, list[Call]]:
