@@ -32,6 +32,7 @@ def addresses(running: Topology) -> list[str]:
 
 
 def test_what_one_replica_took_the_others_know_at_once(running: Topology) -> None:
+    running.scale(2)
     first, second = addresses(running)
     for n in range(1, 11):
         event = {"user_id": "ada", "item_id": f"item-{n}"}
@@ -128,9 +129,9 @@ def test_without_a_replica_clients_are_told_to_come_back(running: Topology) -> N
 def test_the_request_that_a_lost_replica_refuses_goes_to_another_one(running: Topology, size: int) -> None:
     running.scale(2)
     wait_until(lambda: servers(running, "UP") == 2)
-    lost = running.replicas.pop(0).process
-    lost.kill()
-    lost.wait()
+    lost = running.replicas.pop(0)
+    lost.process.kill()
+    lost.process.wait()
     with httpx.Client(base_url=running.url) as client:
         for n in range(20):
             event = b'{"event_id": "e-%d", "user_id": "cleo-%d", "item_id": "item-1"}' % (n, size)
@@ -142,3 +143,4 @@ def test_the_request_that_a_lost_replica_refuses_goes_to_another_one(running: To
                 "unknown_types": 0,
                 "refused": 0,
             }
+    running.names.addresses.discard(lost.address)
