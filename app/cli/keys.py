@@ -183,11 +183,14 @@ def make_model_key(
     Services with LISAREC_MODEL_KEYS_FILE load only models that are signed by a key in this file.
     """
     from model.artifact.signatures import make_key
+    from storage.folders.local_folder import sync
 
     settings = store_settings()
     private_file = key or settings.model_signing_key_file or Path("model_signing_key.pem")
     public_file = public or settings.model_keys_file or Path("model_keys.pem")
     made = make_key(private_file, public_file)
+    for place in (private_file, public_file, private_file.parent, public_file.parent):
+        sync(place)
     say(
         f"created key {made}; sign with 'lisarec sign DIR --key {private_file}', "
         f"verify with LISAREC_MODEL_KEYS_FILE={public_file}"
@@ -209,6 +212,7 @@ def sign(
     The signature covers all files. A later change of a file invalidates it.
     """
     from model.artifact import model_directory, signatures
+    from storage.folders.local_folder import sync
 
     file = key or store_settings().model_signing_key_file
     if file is None:
@@ -216,6 +220,7 @@ def sign(
     private = signatures.read_signing_key(file)
     tag = model_directory.verified_tag(model)
     signatures.sign(model, (model / model_directory.MANIFEST).read_bytes(), private)
+    sync(model)
     say(f"{model}: generation {tag} is signed by key {signatures.key_id(private.public_key())}")
 
 

@@ -47,7 +47,7 @@ class LocalFolder(Folder):
     def add(self, name: str, data: bytes | memoryview) -> None:
         """Write a file that appears on disk with all of its content, or not at all."""
         path = self._directory / name
-        _make_folder(path.parent)
+        make_folder(path.parent)
         replace_file(path, data)
 
     @override
@@ -77,7 +77,7 @@ class LocalFolder(Folder):
     @override
     @contextmanager
     def writing(self) -> Iterator[None]:
-        _make_folder(self._directory, OWNER_ONLY)
+        make_folder(self._directory, OWNER_ONLY)
         with (self._directory / LOCK).open("wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,12 +88,12 @@ class LocalFolder(Folder):
             yield
 
 
-def _make_folder(folder: Path, mode: int = 0o777) -> None:
+def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Make a folder with these permissions and its missing parents, whose names are durable afterwards."""
     missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
     folder.mkdir(mode, parents=True, exist_ok=True)
     for one in missing:
-        sync_directory(one.parent)
+        sync(one.parent)
 
 
 def replace_file(path: Path, data: bytes | memoryview, mode: int | None = None) -> None:
@@ -114,16 +114,16 @@ def replace_file(path: Path, data: bytes | memoryview, mode: int | None = None) 
     except OSError:
         unfinished.unlink(missing_ok=True)  # on a full disk it would take the room that the next attempt needs
         raise
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def _version(found: os.stat_result) -> Version:
     return str(found.st_ino), f"{found.st_mtime_ns}-{found.st_size}"
 
 
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -20,7 +20,7 @@ from tempfile import mkstemp
 from typing import Any, BinaryIO
 
 from storage.errors import StorageError
-from storage.folders.local_folder import sync_directory
+from storage.folders.local_folder import sync
 from storage.items.audit import AuditEntry, AuditLog
 from storage.maintenance.backup_format import (
     HEADER,
@@ -90,7 +90,7 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
     finally:
         unfinished.unlink(missing_ok=True)
     try:
-        sync_directory(path.parent)
+        sync(path.parent)
     except OSError:
         path.unlink()
         raise

@@ -8,6 +8,7 @@ key. Blank lines and lines that begin with # are ignored. docs/reference/data-fo
 import hmac
 import json
 import logging
+import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,7 @@ from pydantic import (
 
 from app.http.auth.watched_file import WatchedFile
 from app.schemas.fields import Name
-from storage.folders.local_folder import replace_file
+from storage.folders.local_folder import make_folder, replace_file, sync
 
 Scope = Literal[
     "events:write",
@@ -141,14 +142,17 @@ def make(tenant: str, scopes: Iterable[Scope], origins: Iterable[str] = (), **ot
 
 
 def add(path: Path, key: Key) -> None:
-    """Append the key to the file, which is created if it does not exist."""
+    """Append the key to the file, which is created if it does not exist. It is durable when this returns."""
     if path.exists():
         read(path)  # raises if it is not a keys file, before anything is added
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with path.open("a+b") as file:
         file.seek(max(0, file.seek(0, 2) - 1))
         lacks_newline = file.read() not in (b"", b"\n")  # an editor may leave the last line open
         file.write((b"\n" if lacks_newline else b"") + key.line().encode())
+        file.flush()
+        os.fsync(file.fileno())
+    sync(path.parent)
 
 
 def remove(path: Path, key_id: str) -> None:

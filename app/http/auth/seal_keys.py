@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from app.http.auth.watched_file import WatchedFile
-from storage.folders.local_folder import replace_file
+from storage.folders.local_folder import make_folder, replace_file
 
 ID_BYTES, KEY_BYTES = 4, 32
 _LINE = re.compile(f"([0-9a-f]{{{2 * ID_BYTES}}}) ([0-9a-f]{{{2 * KEY_BYTES}}})")
@@ -76,7 +76,7 @@ def rotate(path: Path, keep: int = 4) -> list[SealKey]:
     following = others[:1] or [primary]
     older = [key for key in (primary, *others[1:]) if key not in following]
     keys = [*following, _new_key(), *older][:keep]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     mode = path.stat().st_mode if path.exists() else 0o600
     replace_file(path, "".join(key.line() for key in keys).encode(), mode)
     return keys

@@ -16,6 +16,7 @@ from app.http.auth.keys import SCOPES, Key, Keyring, KeysFileError, add, make, r
 from app.settings import Settings
 from tests.app.conftest import Client
 from tests.app.support import bearer, run_command
+from tests.storage.folders.durability import Disk
 
 SHOP = "https://shop.example"
 TENANTS = ("main", "books")
@@ -45,6 +46,12 @@ class TestTheFile:
         assert file.read_text().startswith("# who has which key\n\n")
         with pytest.raises(KeysFileError, match="lisarec keys list"):
             remove(file, made[2].id)
+
+    def test_has_an_added_key_after_a_power_cut(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk, folder = Disk(monkeypatch), tmp_path / "new" / "folder"
+        for _ in range(2):
+            add(folder / "keys", make("main", ["recs:read"])[1])
+            assert disk.lost(tmp_path / "new") == []
 
     def test_keeps_its_permissions_and_stays_whole_on_a_full_disk(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from model.artifact.signatures import SIGNATURE, SignatureError, make_key
 from storage.folders.place import ObjectUrl
 from tests.app.conftest import Client, item_id, write_model
 from tests.app.support import run_command
+from tests.storage.folders.durability import Disk
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -68,6 +69,19 @@ class Deployment:
     def close(self) -> None:
         for client in self._clients:
             client.close()
+
+
+def test_a_key_pair_and_a_signature_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else services may trust a key that is gone, or not load a model that is signed."""
+    write_model(tmp_path / "model", 0)
+    disk, private, public = Disk(monkeypatch), tmp_path / "private" / "key", tmp_path / "public" / "keys"
+    for file in (private, public):
+        file.parent.mkdir()
+    assert run_command("keys", "model", "--key", private, "--public", public) == 0
+    assert disk.lost(private, public) == []
+    assert run_command("sign", tmp_path / "model", "--key", private) == 0
+    assert disk.lost(tmp_path / "model" / SIGNATURE) == []
+    assert disk.torn == []
 
 
 @pytest.fixture
