@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from storage.folders.local_folder import make_folder, sync
+
 INTERACTION_COLUMNS = ("user_id", "item_id", "timestamp")
 ITEM_COLUMNS = ("item_id", "title", "categories")
 
@@ -24,12 +26,15 @@ def new_directory(target: Path) -> Iterator[Path]:
     """
     if target.exists():
         raise FileExistsError(f"{str(target)!r} exists already; remove it or choose another directory with --out")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         unfinished = Path(scratch) / target.name
         unfinished.mkdir()
         yield unfinished
+        for path in (unfinished, *unfinished.rglob("*")):
+            sync(path)
         unfinished.rename(target)
+        sync(target.parent)
 
 
 def write_interactions(directory: Path, rows: Iterable[Row]) -> str:

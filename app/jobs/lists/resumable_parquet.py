@@ -12,7 +12,7 @@ import polars as pl
 
 from app.schemas.recommendations import Recommendations
 from storage.archive.hashes import Hashes, contains, hashes_of_users, merge_hashes
-from storage.folders.local_folder import LocalFolder
+from storage.folders.local_folder import LocalFolder, sync
 
 PART_USERS = 8192
 PLAN, WHOLE, SUFFIX = "plan", "whole.parquet", ".parts"
@@ -89,7 +89,9 @@ class ListParts:
         unfinished = self._directory / WHOLE
         tables = [pl.scan_parquet(self._path(part), schema=SCHEMA) for part in range(self._parts)]
         pl.concat([pl.LazyFrame(schema=SCHEMA), *tables]).sink_parquet(unfinished)
+        sync(unfinished)
         unfinished.replace(self._out)
+        sync(self._out.parent)
         shutil.rmtree(self._directory)
         return self._on_disk
 

@@ -18,6 +18,7 @@ from app.jobs.datasets import download as downloads
 from app.jobs.datasets.download import PUBLIC_SETS, DownloadError, PublicSet, download, git_blob_id
 from app.jobs.datasets.writer import new_directory, write_interactions
 from model.data.readers import read_interactions, read_items
+from tests.storage.folders.durability import Disk
 
 SEQUENCES = b"1 10\n1 11\n2 10\n"
 TABLE = "user_id\titem_id\ttimestamp\n1\t10\t0\n1\t11\t1\n2\t10\t0\n"
@@ -197,3 +198,11 @@ def zipped(files: dict[str, bytes]) -> bytes:
         for name, content in files.items():
             members.writestr(name, content)
     return archive.getvalue()
+
+
+def test_a_data_set_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    with new_directory(tmp_path / "new" / "set") as directory:
+        write_interactions(directory, [(1, 10, 0)])
+    assert disk.lost(tmp_path / "new") == []
+    assert disk.torn == []

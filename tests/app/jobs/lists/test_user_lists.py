@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,6 +21,7 @@ from storage.errors import StorageUnavailable
 from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id
 from tests.app.support import run_command
+from tests.storage.folders.durability import Disk
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import user_of
 from tests.waiting import PATIENCE_S
@@ -170,6 +172,19 @@ class TestLists:
     def test_of_no_scenario_are_refused(self, shop: Client, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="did you mean email"):
             write(shop, tmp_path / "lists.parquet", ListPlan({"scenario": "emial"}))
+
+
+def test_the_file_is_on_the_disk_before_its_parts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, out = Disk(monkeypatch), tmp_path / "lists.parquet"
+    remove, lost = shutil.rmtree, list[list[Path]]()
+
+    def checked(directory: Path) -> None:
+        lost.append(disk.lost(out))
+        remove(directory)
+
+    monkeypatch.setattr(shutil, "rmtree", checked)
+    ListParts(out, ListPlan({}).digest).finish()
+    assert (lost, disk.torn) == ([[]], [])
 
 
 def test_a_store_that_is_away_is_waited_for(
