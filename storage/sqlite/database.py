@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from storage.errors import StorageUnavailable
 from storage.folders.folder import OWNER_ONLY
+from storage.folders.local_folder import make_folder
 from storage.sqlite.batches import require_aggregates
 from storage.sqlite.connections.checkpoints import MAX_LOG_BYTES, CheckpointThread
 from storage.sqlite.connections.open_files import OpenFiles, require_log_of_database
@@ -37,7 +38,7 @@ class Database:
 
     def __init__(self, path: Path, max_waiting_events: int) -> None:
         self._path = path
-        path.parent.mkdir(OWNER_ONLY, parents=True, exist_ok=True)
+        make_folder(path.parent, OWNER_ONLY)
         require_log_of_database(path)
         with closing(self.connect()) as connection:
             require_aggregates(connection)

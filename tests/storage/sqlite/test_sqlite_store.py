@@ -25,6 +25,7 @@ from storage.sqlite.schema import SCHEMA_VERSION
 from storage.sqlite.store import SQLiteStore
 from storage.state.corrections import EventFilter, ReadState
 from tests.storage.begun_append import begun
+from tests.storage.folders.durability import Disk
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, click, make_generation, make_newer
 from tests.waiting import until
@@ -246,6 +247,15 @@ def test_commits_are_synced(tmp_path: Path) -> None:
     with closing(storage.sqlite.database.connect(tmp_path / FILE_NAME)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+async def test_the_folder_of_the_file_has_its_name_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite syncs only the names in it."""
+    disk, folder = Disk(monkeypatch), tmp_path / "new" / "state"
+    store = await SQLiteStore.open(folder, [GENERATION])
+    assert disk.has_name(folder)
+    assert disk.has_name(folder.parent)
+    await store.close()
 
 
 async def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
