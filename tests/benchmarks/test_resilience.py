@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,9 @@ from benchmarks.harness.faults.faulty_machine import FaultyMachine
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
 from benchmarks.harness.topology import program
-from benchmarks.resilience import degradations
+from benchmarks.resilience import crash_states, degradations
+from benchmarks.resilience.crash_states import Recording, try_disks
+from benchmarks.resilience.crash_workloads import WORKLOADS, Workload
 from benchmarks.resilience.degradations import BrokenPromise, Degradation, require_clear_answers
 from benchmarks.resilience.environment import StoreKind
 from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_hang, run_kills, run_power
@@ -152,6 +154,54 @@ def test_an_episode_with_an_unclear_answer_fails(
     episode = Degradation("odd", lambda: None, lambda: None, ("503 x",))
     with pytest.raises(BrokenPromise, match=broken):
         require_clear_answers(episode, Counter(answers), Counter(reads), recovery_s)
+
+
+class TestCrashStates:
+    """The disks that a power cut may leave after any call of a run."""
+
+    @pytest.fixture(autouse=True)
+    def _has_strace(self) -> None:
+        try:
+            program("strace")
+        except FileNotFoundError as exc:
+            pytest.skip(str(exc))
+
+    @pytest.mark.parametrize("name", WORKLOADS)
+    def test_nothing_acknowledged_is_lost_and_no_half_looks_whole(self, name: str) -> None:
+        crash_states.run([name], every=40 if name in ("log", "backup") else 3)
+
+    @pytest.mark.parametrize(
+        ("sync_file", "sync_folder", "broken"),
+        [
+            (False, True, {"torn"}),
+            (True, False, {"lost"}),
+            (True, True, set()),
+        ],
+    )
+    def test_a_missing_sync_is_found(
+        self, tmp_path: Path, sync_file: bool, sync_folder: bool, broken: set[str]
+    ) -> None:
+        root = tmp_path / "root"
+        root.mkdir()
+        calls = [
+            f"import os; new, named, folder = {str(root / 'new')!r}, {str(root / 'named')!r}, {str(root)!r}",
+            "file = os.open(new, os.O_WRONLY | os.O_CREAT); os.write(file, b'whole')",
+            "os.fsync(file)" if sync_file else "",
+            "os.rename(new, named)",
+            "os.fsync(os.open(folder, os.O_RDONLY))" if sync_folder else "",
+            "os.write(2, b'acknowledged: it')",
+        ]
+
+        def problems(disk: Path, acknowledged: Sequence[str]) -> Iterator[str]:
+            if (disk / "named").exists():
+                if (disk / "named").read_bytes() != b"whole":
+                    yield "torn"
+            elif acknowledged:
+                yield "lost"
+
+        recording = Recording.of([sys.executable, "-c", "\n".join(calls)], root)
+        _, found = try_disks(recording, Workload(lambda _: None, problems), tmp_path / "disk")
+        assert {problem.partition(": ")[2] for problem in found} == broken
 
 
 class TestMachine:
