@@ -21,6 +21,7 @@ import shutil
 import time
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
@@ -183,7 +184,7 @@ class RetrainingRound:
 
     def _prepare(self, served: Artifact | None) -> RoundOutcome | None:
         """Write the data of a round from the archive, and return None; or return the outcome if it has to wait."""
-        self._clear()
+        _clear(self._work)
         archived = TrainingEvents(self._archive, self._settings.tenant)
         entries = len(archived) if archived.exist() else 0
         if entries < self._plan.min_events:
@@ -320,12 +321,16 @@ class RetrainingRound:
 
     def _finish(self, outcome: RoundOutcome) -> RoundOutcome:
         replace(TrainerReport.read(self._models.folder), last=asdict(outcome)).write(self._models.folder)
-        self._clear()
+        _clear(self._work)
         return outcome
 
-    def _clear(self) -> None:
-        (self._work / ROUND).unlink(missing_ok=True)  # first: without it, the other files are ignored
-        shutil.rmtree(self._work, ignore_errors=True)
+
+def _clear(work: Path) -> None:
+    """Remove the files of a round."""
+    (work / ROUND).unlink(missing_ok=True)  # first: without it, the other files are ignored
+    if work.exists():
+        sync(work)  # so that a power cut does not bring it back without them
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _signing_key(settings: StoreSettings) -> Ed25519PrivateKey | None:

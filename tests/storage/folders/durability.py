@@ -43,7 +43,12 @@ class Disk:
 
     def has_name(self, path: Path) -> bool:
         """Return whether the file or folder has its name on the disk."""
-        return bool(self._synced.get(path.parent.stat().st_ino, {}).get(path.name) == path.stat().st_ino)
+        return (self.names(path.parent) or {}).get(path.name) == path.stat().st_ino
+
+    def names(self, folder: Path) -> dict[str, int] | None:
+        """Return the inodes by name that the folder has on the disk; None if it was never synced."""
+        found: dict[str, int] | None = self._synced.get(folder.stat().st_ino)
+        return found
 
     def _has_content(self, path: Path) -> bool:
         return bool(self._synced.get(path.stat().st_ino) == path.read_bytes())

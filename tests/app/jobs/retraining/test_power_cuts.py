@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from app.jobs.retraining import round as retraining_round
 from app.jobs.retraining.loop import run_trainer
 from model.training.train import train as train_model
 from tests.app.jobs.retraining.shops import PLAN, Shop
+from tests.storage.folders.durability import Disk
 
 
 def test_a_round_is_on_the_disk_before_it_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +50,24 @@ def test_a_round_is_on_the_disk_before_it_counts(shop: Shop, monkeypatch: pytest
     shop.collect(200)
     assert shop.retrain().outcome == "activated"
     assert checked == ["data", "model"]
+
+
+def test_the_notes_of_a_round_are_gone_before_its_data(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes that come back would say that the data are complete."""
+    work, disk, remove = shop.models / ".retraining", Disk(monkeypatch), shutil.rmtree
+    names: list[dict[str, int] | None] = []
+    work.mkdir(parents=True)
+    (work / "events").mkdir()
+    (work / "round.json").write_text("{}")
+
+    def checked(folder: Path, **options: Any) -> None:
+        if folder == work and work.exists():
+            names.append(disk.names(work))
+        remove(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", checked)
+    assert shop.retrain().outcome == "waiting"
+    assert [[*(found or ["never synced"])] for found in names] == [["events"]]
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"name": "20', b"\0\0\0\0", b"\xff"])

@@ -252,7 +252,7 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
         (generations, "activate"),
         (RetrainingRound, "_remove_old_models"),
         (RetrainingRound, "_finish"),
-        (RetrainingRound, "_clear"),
+        (retraining_round, "_clear"),
     ]
 
     def train(data: Path, *arguments: Any, **options: Any) -> Any:
