@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -66,6 +67,23 @@ def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_
     assert (folders[0] / "redis.crt").read_text() == "of an authority"
     admin, replica = ((folders[1] / f"{user}_password").read_text() for user in ("admin", "replica"))
     assert len({admin, replica, password, given}) == 4
+
+
+def test_a_power_cut_leaves_no_empty_file(
+    folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an empty file of users, Redis lets everybody in."""
+    log = tmp_path / "calls"
+    for name in ("sync", "mv"):
+        tool = tmp_path / name
+        tool.write_text(f'#!/bin/sh\necho {name} "$@" >>{log}\nexec {shutil.which(name)} "$@"\n')
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    make_secrets(folders)
+    calls = log.read_text().splitlines()
+    named = [call.split()[-1] for call in calls if call.startswith("mv")]
+    assert str(folders[1] / "users.acl") in named
+    assert calls == [call for file in named for call in (f"sync {file}.new", f"mv -f {file}.new {file}")]
 
 
 @pytest.mark.parametrize("name", ["redis_password", "redis_password.next", "admin_password", "replica_password.next"])
