@@ -361,6 +361,7 @@ def shared_metrics() -> Path | None:
 
 def without_password(url: str) -> str:
     """Return the URL with the word PASSWORD in the place of its password, so that it can be shown."""
+    url = re.sub(r"(?<=[?&]password=)[^&]*", "PASSWORD", url)
     return url if urlsplit(url).password is None else with_password(url, "PASSWORD")
 
 

@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from app.jobs.kafka.records import Decode
     from app.observability.job_metrics import JobMetrics
 
-BrokersOption = Annotated[str, typer.Option(help="Brokers, as HOST:PORT,HOST:PORT.", metavar="ADDRESSES")]
+
+def _without_credentials(brokers: str) -> str:
+    """Return the addresses. Raise BadParameter if they contain a user or password, which logs would show."""
+    if "@" in brokers:
+        raise typer.BadParameter("pass only HOST:PORT,HOST:PORT; user and password are in the file of --properties")
+    return brokers
+
+
+BrokersOption = Annotated[
+    str,
+    typer.Option(help="Brokers, as HOST:PORT,HOST:PORT.", metavar="ADDRESSES", callback=_without_credentials),
+]
 
 
 @dataclass(frozen=True)
@@ -117,12 +128,13 @@ def consume(
     from app.jobs.kafka.consumer import ConsumerPlan
     from app.jobs.kafka.metrics import ConsumerMetrics
     from app.jobs.kafka.running import ServiceAccess, run_consumer
+    from app.jobs.replay import ServiceAddress
 
     metrics = ConsumerMetrics()
     config = client.begin(source.brokers, metrics)
     plan = ConsumerPlan(source.topic, group, batches.batch_size, batches.linger)
-    access = ServiceAccess(service.url, read_key(service.key_file))
-    say(f"sending {', '.join(source.topic)} from {source.brokers} to {service.url}")
+    access = ServiceAccess(ServiceAddress.of(service.url), read_key(service.key_file))
+    say(f"sending {', '.join(source.topic)} from {source.brokers} to {access.address.url}")
     run_consumer(config, plan, records.decoder(), access, records.dead_letters, metrics)
 
 

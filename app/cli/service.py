@@ -200,9 +200,11 @@ class TargetOptions:
     def started(self) -> Iterator[tuple[str, AbstractContextManager[BenchTarget]]]:
         """Yield each target's name and a context that starts it. Raise BadParameter if there is no target."""
         from app.jobs.loadtest.rate_sweep import enlarged_service, running_target
+        from app.jobs.replay import ServiceAddress
 
         if self.url is not None and self.model is None:
-            yield self.url, nullcontext(running_target(self.url))
+            address = ServiceAddress.of(self.url)
+            yield address.url, nullcontext(running_target(address))
         elif self.model is not None and self.url is None:
             for size in self.items or [100_000]:
                 processes = self.processes if self.redis else 1

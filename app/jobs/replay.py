@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
 
 import httpx
@@ -148,17 +148,17 @@ async def replay(
     retry_for_s  how long the service may be unreachable or busy; until then the same events are sent again
     raises      ReplayError when the service refuses events, or is unreachable for longer
     """
-    require_http_url(url)
+    service = ServiceAddress.of(url)
     counts = ReplayCounts()
     waiting = iter(histories)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     warned: set[str] = set()
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
+    async with httpx.AsyncClient(**service.of_client(), timeout=TIMEOUT_S, headers=headers) as client:
         await _require_service(client)
 
         async def send_users() -> None:
             for batch in _batches(waiting, batch_size):
-                await _send(client, batch, Retries(url, retry_for_s, warned), counts)
+                await _send(client, batch, Retries(service.url, retry_for_s, warned), counts)
                 on_sent(len(batch))
 
         try:
@@ -176,19 +176,19 @@ def wait_for_service(url: str, say: Callable[[str], None]) -> None:
 
     raises  ReplayError  when no service answers
     """
-    require_http_url(url)
+    service = ServiceAddress.of(url)
     give_up_s, pause_s = time.monotonic() + START_FOR_S, FIRST_PAUSE_S
-    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
+    with httpx.Client(**service.of_client(), timeout=TIMEOUT_S) as client:
         while True:
             try:
                 client.get("/healthz")
             except httpx.TransportError as exc:
                 if time.monotonic() + pause_s > give_up_s:
-                    raise _not_there(url, exc) from exc
+                    raise _not_there(service.url, exc) from exc
             else:
                 return
             if pause_s == FIRST_PAUSE_S:
-                say(f"waiting for {url}: no answer yet")
+                say(f"waiting for {service.url}: no answer yet")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
@@ -323,14 +323,41 @@ def _code(answer: httpx.Response) -> str:
         return ""
 
 
-def require_http_url(url: str) -> None:
-    """Raise ReplayError unless the text is an HTTP address."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as exc:
-        raise ReplayError(f"{url!r} is not a valid URL ({exc}); use one such as http://127.0.0.1:8000") from exc
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ReplayError(f"{url!r} is not an HTTP URL; use one such as http://127.0.0.1:8000")
+class ServiceAddress(NamedTuple):
+    """The URL of a service without user and password, so that it may be printed, and these for basic authentication."""
+
+    url: str
+    auth: tuple[str, str] | None
+
+    @classmethod
+    def of(cls, url: str) -> ServiceAddress:
+        """Parse the URL that an operator gives.
+
+        raises  ReplayError  when it is not an HTTP address, or not certain where a password ends
+        """
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as exc:
+            _require_no_credentials(url)
+            raise ReplayError(f"{url!r} is not a valid URL ({exc}); use one such as http://127.0.0.1:8000") from exc
+        bare = url if not parsed.userinfo else str(parsed.copy_with(userinfo=b""))
+        _require_no_credentials(bare)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ReplayError(f"{bare!r} is not an HTTP URL; use one such as http://127.0.0.1:8000")
+        return cls(bare, (parsed.username, parsed.password) if parsed.userinfo else None)
+
+    def of_client(self) -> dict[str, Any]:
+        """Return the arguments of an HTTP client, whose URLs and messages then contain no password either."""
+        return {"base_url": self.url, "auth": self.auth}
+
+
+def _require_no_credentials(url: str) -> None:
+    """Raise ReplayError if the URL may contain a password where it has none; the message does not show it."""
+    if "@" in url:
+        raise ReplayError(
+            "the URL has an @ but no valid user and password before it; use one such as "
+            "http://USER:PASSWORD@127.0.0.1:8000, and encode special characters of a password, as %2F for /"
+        )
 
 
 async def _require_service(client: httpx.AsyncClient) -> None:

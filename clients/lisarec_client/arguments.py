@@ -14,17 +14,22 @@ KEY = re.compile(r"[!-~]+")  # the characters that an HTTP header can carry
 
 
 def require_address(url: str) -> None:
-    """Raise ValueError unless this is a base URL: http or https, a host, and optionally a path."""
+    """Raise ValueError unless this is a base URL: http or https, a host, and optionally a path.
+
+    The message does not show a URL with an @, which may have a password.
+    """
+    shown = "the URL" if "@" in str(url) else repr(url)
     try:
         address = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as exc:
-        raise ValueError(f"{url!r} is not a valid URL: {exc}") from None
+        reason = "encode special characters of its password" if "@" in str(url) else exc
+        raise ValueError(f"{shown} is not a valid URL: {reason}") from None
     if address.scheme not in ("http", "https") or not address.host:
-        raise ValueError(f"{url!r} is not a valid base URL; include the scheme, as in https://recs.shop.example")
+        raise ValueError(f"{shown} is not a valid base URL; include the scheme, as in https://recs.shop.example")
     if address.query or address.fragment:
-        raise ValueError(f"{url!r} is not a valid base URL; remove the query string and the fragment")
+        raise ValueError(f"{shown} is not a valid base URL; remove the query string and the fragment")
     if "v1" in address.path.split("/"):
-        raise ValueError(f"{url!r} is not a valid base URL; remove /v1 and what follows it")
+        raise ValueError(f"{shown} is not a valid base URL; remove /v1 and what follows it")
 
 
 def require_key(key: str | None) -> None:

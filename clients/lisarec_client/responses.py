@@ -97,7 +97,7 @@ def _in_words(detail: Mapping[str, Any]) -> str:
 
 def not_lisarec_error(answer: httpx.Response) -> LisarecError:
     """Return the error for a response that does not come from lisarec."""
-    at = answer.url.copy_with(query=None)
+    at = answer.url.copy_with(query=None, userinfo=b"")
     return LisarecError(answer.status_code, "not_lisarec", f"the server at {at} is not lisarec; check the base URL")
 
 

@@ -29,6 +29,8 @@ from tests.waiting import PATIENCE_S
         ({"url": "https://recs.shop.example/v1?a=1"}, "remove the query string"),
         ({"url": "https://recs.shop.example/v1"}, "remove /v1"),
         ({"url": "https://shop.example/recs/v1/"}, "remove /v1"),
+        ({"url": "https://shop:secret@recs.shop.example/v1"}, "the URL is not a valid base URL; remove /v1"),
+        ({"url": "https://shop:sec/cret@recs.shop.example"}, "encode special characters of its password"),
         ({"key": ""}, "the key is empty"),
         ({"key": "lisarec_secret\n"}, "the key is empty or contains an invalid character"),
         ({"key": "lisarec_sécret"}, "the key is empty or contains an invalid character"),

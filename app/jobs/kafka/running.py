@@ -12,12 +12,13 @@ from app.jobs.kafka.dead_letters import DeadLetters
 from app.jobs.kafka.metrics import ConsumerMetrics
 from app.jobs.kafka.records import Decode
 from app.jobs.kafka.service import EventService
+from app.jobs.replay import ServiceAddress
 
 
 class ServiceAccess(NamedTuple):
-    """The URL of the service, and an API key that may write events."""
+    """The address of the service, and an API key that may write events."""
 
-    url: str
+    address: ServiceAddress
     key: str | None
 
 

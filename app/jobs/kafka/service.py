@@ -11,7 +11,7 @@ import httpx
 
 from app.jobs.kafka.failures import KafkaFailure, Stopped
 from app.jobs.kafka.metrics import ConsumerMetrics
-from app.jobs.replay import FIRST_PAUSE_S, MAX_PAUSE_S, TIMEOUT_S, error_message, require_http_url, retry_after_s
+from app.jobs.replay import FIRST_PAUSE_S, MAX_PAUSE_S, TIMEOUT_S, ServiceAddress, error_message, retry_after_s
 
 MAX_RETRY_AFTER_S = 60.0
 WAITED_OUT = frozenset({408, 429})  # and all of 5xx
@@ -26,10 +26,11 @@ logger = logging.getLogger(__name__)
 class EventService:
     """Posts events to a service, one request at a time."""
 
-    def __init__(self, url: str, key: str | None, stopping: threading.Event, metrics: ConsumerMetrics) -> None:
-        require_http_url(url)
+    def __init__(
+        self, service: ServiceAddress, key: str | None, stopping: threading.Event, metrics: ConsumerMetrics
+    ) -> None:
         headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
-        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers)
+        self._client = httpx.Client(**service.of_client(), timeout=TIMEOUT_S, headers=headers)
         self._stopping = stopping
         self._metrics = metrics
 

@@ -28,7 +28,7 @@ from uuid_utils import uuid7
 
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.load_generator import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest, get, post
-from app.jobs.replay import require_http_url
+from app.jobs.replay import ServiceAddress
 
 USERS = 2_000
 HISTORY = 20
@@ -115,14 +115,15 @@ def disk_sync_ms() -> tuple[float, float]:
     return p50 * 1e3, p90 * 1e3
 
 
-def running_target(url: str) -> BenchTarget:
+def running_target(service: ServiceAddress) -> BenchTarget:
     """Return the target for a running service, whose store keeps the events.
 
-    raises  ReplayError, ValueError  when the URL is invalid, or no service answers there
+    raises  ValueError  when no service answers there
     """
-    require_http_url(url)
+    url = service.url
     try:
-        popular = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
+        answer = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}, auth=service.auth)
+        popular = answer.raise_for_status().json()["items"]
     except httpx.HTTPError as exc:
         raise ValueError(f"{url} does not answer like a lisarec service without API keys ({exc})") from exc
     place = httpx.URL(url)
