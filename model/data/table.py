@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -258,8 +259,14 @@ def _parquet(path: Path, raw: bytes) -> pl.LazyFrame:
 def _without_records(path: Path, frame: pl.LazyFrame) -> pl.LazyFrame:
     """Return the columns; those of records become one for each field, named ``record.field``."""
     try:
-        while records := [name for name, dtype in frame.collect_schema().items() if isinstance(dtype, pl.Struct)]:
-            frame = frame.unnest(records, separator=".")
+        while records := {
+            name: dtype for name, dtype in frame.collect_schema().items() if isinstance(dtype, pl.Struct)
+        }:
+            fields = [f"{name}.{part.name}" for name, dtype in records.items() for part in dtype.fields]
+            names = [*frame.collect_schema(), *fields]
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
+                raise DataError(f"{path}: {twice[0]!r} is a column and a field of a record; rename one of them")
+            frame = frame.unnest([*records], separator=".")
     except POLARS_ERRORS as exc:
         raise _unreadable(path, exc) from exc
     return frame

@@ -17,6 +17,7 @@ from model.data.interactions import DataError
 JSON_SUFFIXES = (".jsonl.gz", ".jsonl", ".json.gz", ".json")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ARRAY = re.compile(rb"\s*\[")
+BOOLEAN = re.compile(rb"[\[:,]\s*(true|false)\b")
 JSON_TEXT = r"(?s)^(\[.*\]|\{.*\})$"
 LISTS, RECORDS, BOOLEANS, NUMBERS, TEXTS = "lists", "records", "booleans", "numbers", "texts"
 KINDS: Mapping[type, str] = {list: LISTS, dict: RECORDS, bool: BOOLEANS, int: NUMBERS, float: NUMBERS, str: TEXTS}
@@ -44,9 +45,17 @@ def json_records(path: Path, raw: bytes) -> pl.DataFrame:
             frame = pl.read_ndjson(io.BytesIO(raw), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as exc:
         raise _first_problem(path, raw) or DataError(f"{path} cannot be read: {str(exc)[:200]}") from exc
-    if any(map(_may_hide_json, frame)) and (problem := _first_problem(path, raw)):
+    may_hide_booleans = any(map(_has_numbers, frame.dtypes)) and BOOLEAN.search(raw) is not None
+    if (may_hide_booleans or any(map(_may_hide_json, frame))) and (problem := _first_problem(path, raw)):
         raise problem
     return frame
+
+
+def _has_numbers(dtype: pl.DataType | pl.datatypes.DataTypeClass) -> bool:
+    """Return whether a column of that type has numbers; in an array, polars reads a boolean beside them as 1 or 0."""
+    if isinstance(dtype, pl.Struct):
+        return any(map(_has_numbers, dtype.to_schema().values()))
+    return _has_numbers(dtype.inner) if isinstance(dtype, pl.List) else dtype.is_numeric()
 
 
 def _may_hide_json(column: pl.Series) -> bool:
@@ -94,8 +103,16 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _note_kinds(kinds: Mapping[str, set[str]], record: Mapping[str, Any], within: str = "") -> None:
+    """Note the kinds of a record's fields, of those of its records, named a.b, and of what lists have, named a[]."""
     for field, value in record.items():
-        if value is not None:
-            kinds[within + field].add(KINDS[type(value)])
-        if isinstance(value, dict):
-            _note_kinds(kinds, value, f"{within}{field}.")
+        _note_kind(kinds, within + field, value)
+
+
+def _note_kind(kinds: Mapping[str, set[str]], field: str, value: Any) -> None:
+    if value is not None:
+        kinds[field].add(KINDS[type(value)])
+    if isinstance(value, dict):
+        _note_kinds(kinds, value, f"{field}.")
+    elif isinstance(value, list):
+        for element in value:
+            _note_kind(kinds, f"{field}[]", element)

@@ -139,6 +139,14 @@ def test_a_vector_is_a_list_of_numbers(tmp_path: Path) -> None:
         (b'[{"user_id": "u"}, {"user_id": {"id": 1}}]', "the field 'user_id' has both records and texts"),
         (b'{"a": {"tags": ["x"]}}\n{"a": {"tags": "y"}}\n', "the field 'a.tags' has both lists and texts"),
         (b'{"x": true}\n{"x": 1}\n', "the field 'x' has both booleans and numbers"),
+        (b'[{"x": 1.5}, {"x": true}]', "the field 'x' has both booleans and numbers"),
+        (b'[{"a": {"x": true}}, {"a": {"x": 1}}]', "the field 'a.x' has both booleans and numbers"),
+        (b'[{"x": [2, true]}]', "the field 'x[]' has both booleans and numbers"),
+        (b'{"x": [2]}\n{"x": [true]}\n', "the field 'x[]' has both booleans and numbers"),
+        (b'[{"x": [{"y": 2}, {"y": false}]}]', "the field 'x[].y' has both booleans and numbers"),
+        (b'{"x": [2, [3]]}', "the field 'x[]' has both lists and numbers"),
+        (b'{"a.b": 1, "a": {"b": 2}}', "'a.b' is a column and a field of a record; rename one of them"),
+        (b'{"a.b": {"c": 1}, "a": {"b": {"c": 2}}}', "'a.b' is a column and a field of a record"),
         (b'[{"user_id": "u"}, 3]', "row 2: not a JSON record"),
         (b'{"user_id": "u", "tags": ["a"]}\n{"tags": {"a": 1}}\n', "the field 'tags' has both lists and records"),
         (b'[{"tags": ["a"]}, {"tags": {"a": 1}}]', "the field 'tags' has both lists and records"),
@@ -157,6 +165,19 @@ def test_what_cannot_be_read_is_named(content: bytes, says: str, tmp_path: Path)
         with pytest.raises(DataError, match=re.escape("interactions.jsonl")) as refused:
             read_interactions(tmp_path, arrays)
         assert says in str(refused.value)
+
+
+def test_booleans_beside_texts_or_other_fields_stay_what_they_are(tmp_path: Path) -> None:
+    records: Records = [
+        {"item_id": "a", "new": True, "price": 1, "size": "L", "tags": ["x", True]},
+        {"item_id": "b", "new": None, "price": 2.5, "size": True, "tags": None},
+    ]
+    for suffix in (".json", ".jsonl"):
+        table = tmp_path / f"items{suffix}"
+        table.write_bytes(FORMS[suffix](records))
+        first, second = (item["properties"] for item in read(table, {}))
+        assert first == {"new": True, "price": 1.0, "size": "L", "tags": ["x", "true"]}
+        assert second == {"price": 2.5, "size": "true"}
 
 
 def test_a_check_reads_fields_of_records(tmp_path: Path) -> None:
