@@ -174,12 +174,19 @@ class Draining(Exception):
 
 def details_of(failure: ValidationError, index: int | None = None) -> list[ErrorDetail]:
     """Return the first details of a failed validation; `index` is that of the event or item in an array of them."""
-    return details_of_errors(failure.errors(include_url=False, include_context=False, include_input=False), index)
+    return details_of_errors(failure.errors(include_url=False, include_context=False), index)
 
 
 def details_of_errors(errors: Sequence[Any], index: int | None = None) -> list[ErrorDetail]:
     """Return the first details of a list of Pydantic's errors, as `details_of` does."""
-    return [ErrorDetail(index=index, field=_field(error["loc"]), reason=error["msg"]) for error in errors[:MAX_DETAILS]]
+    return [
+        ErrorDetail(index=index, field=_field(error["loc"]), reason=_reason(error)) for error in errors[:MAX_DETAILS]
+    ]
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    is_null = error.get("input", "") is None and error["type"].endswith(("_type", "literal_error"))
+    return "is null; give it a value, or leave it out if it is optional" if is_null else str(error["msg"])
 
 
 def _field(location: Sequence[int | str]) -> str | None:

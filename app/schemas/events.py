@@ -1,7 +1,8 @@
 """Requests with events, sealed states that visitors keep themselves, and the answers."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -70,6 +71,7 @@ class PostedEvent(Closed):
     """One interaction of a user with an item, or an impression of several items."""
 
     model_config = ConfigDict(strict=True, json_schema_extra=ITEM_OR_ITEMS)
+    hints: ClassVar[Mapping[str, str]] = {"events": "; send several events as an array, such as [{...}, {...}]"}
 
     event_id: Id | None = Field(
         None,

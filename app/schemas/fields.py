@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -367,6 +367,7 @@ class Closed(BaseModel):
     """A request model that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    hints: ClassVar[Mapping[str, str]] = {}  # what to do instead, by unknown field
 
     @model_validator(mode="before")
     @classmethod
@@ -381,7 +382,7 @@ class Closed(BaseModel):
             raise PydanticCustomError(
                 "unknown_field",
                 "has an unknown field{meant}; known fields: {known}",
-                {"meant": _meant(unknown, names), "known": ", ".join(names)},
+                {"meant": cls.hints.get(unknown) or _meant(unknown, names), "known": ", ".join(names)},
             )
         return data
 

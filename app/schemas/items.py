@@ -1,6 +1,7 @@
 """Items: lists of items, search, and the data that a shop sets for an item."""
 
-from typing import Annotated, Any, NotRequired
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, NotRequired
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, with_config
 from pydantic_core import PydanticCustomError
@@ -191,6 +192,8 @@ StockedId = Annotated[Id, AfterValidator(_no_list)]
 
 class PostedItem(ItemWords):
     """Data of an item, with its id. Fields that are left out keep their values."""
+
+    hints: ClassVar[Mapping[str, str]] = {"items": "; send several items as an array, such as [{...}, {...}]"}
 
     item_id: StockedId
 

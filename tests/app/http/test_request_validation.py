@@ -161,6 +161,49 @@ def test_an_unknown_field_is_answered_with_the_one_that_was_meant_and_all_known_
         assert set(known.split(", ")) == {field.alias or name for name, field in PostedEvent.model_fields.items()}
 
 
+@pytest.mark.parametrize("name", ["events", "items"])
+def test_a_batch_in_an_object_is_answered_with_how_to_send_it(shared_client: Client, name: str) -> None:
+    one = {"item_id": "item-1"} | ({"user_id": "ada"} if name == "events" else {})
+    answer = shared_client.post(f"/v1/{name}", json={name: [one]})
+    assert_refused(answer, 422)
+    (detail, *_) = answer.json()["error"]["details"]
+    assert detail["reason"].startswith(f"has an unknown field; send several {name} as an array, such as [{{")
+    assert "did you mean" not in detail["reason"]
+
+
+def test_null_stands_for_an_absent_field_where_the_document_says_so(shared_client: Client) -> None:
+    schemas = shared_client.get("/openapi.json").json()["components"]["schemas"]
+    bodies = {
+        "PostedEvent": ("/v1/events", {"user_id": "ada", "item_id": "item-1"}),
+        "RecommendationRequest": ("/v1/recommendations", {"user_id": "ada"}),
+        "PostedItem": ("/v1/items", {"item_id": "item-1"}),
+    }
+    for name, (path, body) in bodies.items():
+        for field, schema in schemas[name]["properties"].items():
+            if field in body:
+                continue
+            allows_null = {"type": "null"} in schema.get("anyOf", [])
+            is_taken = shared_client.post(path, json=body | {field: None})
+            assert is_taken.status_code == (200 if allows_null else 422), (name, field, is_taken.text)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/events", {"user_id": "ada", "item_id": "item-1", "type": None}),
+        ("/v1/events", [{"user_id": None, "item_id": "item-1"}]),
+        ("/v1/recommendations", {"user_id": "ada", "k": None}),
+        ("/v1/recommendations", {"user_id": "ada", "mode": None}),
+        ("/v1/recommendations", {"requests": [{"user_id": "ada", "exclude": None}]}),
+    ],
+)
+def test_a_null_that_is_refused_is_named(shared_client: Client, path: str, body: object) -> None:
+    answer = shared_client.post(path, json=body)
+    assert_refused(answer, 422)
+    (detail,) = answer.json()["error"]["details"]
+    assert detail["reason"] == "is null; give it a value, or leave it out if it is optional"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "at"),
     [
