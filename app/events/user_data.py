@@ -83,7 +83,7 @@ class UserData:
             if value is not None:
                 return value
             if not await self._store.events(self._tenant, user_id, limit=1):
-                raise UserNotFound("this user has no events")
+                raise UserNotFound("this user has no events; check the id, or treat the user as new")
             if time.monotonic() > give_up_s:
                 raise StateNotReady
             await asyncio.sleep(ASK_AGAIN_AFTER_S)
@@ -96,7 +96,7 @@ class UserData:
         """
         entries = await self._store.events(self._tenant, user_id, after=after, limit=limit + 1)
         if not entries and await self._store.log_lengths(self._tenant, [user_id], limit=1) == [0]:
-            raise UserNotFound("this user has no events")
+            raise UserNotFound("this user has no events; check the id, or treat the user as new")
         page = entries[:limit]
         return UserEvents(
             user_id=user_id,

@@ -171,7 +171,7 @@ async def together(services: Services, caller: Caller, item_id: str, query: Item
     raises  ItemNotFound, and as `recommend`
     """
     if item_id not in services.by_tenant[caller.tenant].catalogue.row_of:
-        raise ItemNotFound("this item is in no model, so there are no items that go with it")
+        raise ItemNotFound("this item is in no model; check its id, or show popular items until it has codes")
     wishes = query.model_dump(exclude_unset=True)
     request = RecommendationRequest(history=[], basket=[item_id], basket_only=True, current_item=item_id, **wishes)
     return await recommend(services, caller, request)

@@ -122,7 +122,9 @@ PROBLEMS: dict[type[Exception], Problem] = {
     ),
     MergeRefused: Problem(409, "merge_refused"),
     MergeTooLarge: Problem(409, "merge_too_large"),
-    NoSuchModel: Problem(404, "model_not_found", "the models folder has no model of this name; nothing changed"),
+    NoSuchModel: Problem(
+        404, "model_not_found", "the models folder has no model of this name; nothing changed, copy the model there"
+    ),
     ArtifactError: Problem(
         409,
         "model_unusable",

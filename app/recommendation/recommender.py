@@ -244,7 +244,7 @@ class Recommender(BaseRecommender):
         self, item_id: str, request: RecommendationRequest, requester: Requester = ANYBODY
     ) -> Recommendations:
         if item_id not in self._context.catalogue.row_of or not len(self._context.generation.codes):
-            raise ItemNotFound("this item is in no model, so there are no similar items")
+            raise ItemNotFound("this item is in no model; check its id, or show popular items until it has codes")
         of_item = request.model_copy(update={"because": item_id, "current_item": item_id})
         (answer,) = await self.recommend([of_item], requester)
         return answer

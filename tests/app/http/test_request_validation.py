@@ -240,6 +240,25 @@ def test_other_paths_are_not_found(shared_client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "way_out"),
+    [
+        ("GET", "/v1/items/unheard-of/similar", "show popular items until it has codes"),
+        ("GET", "/v1/items/unheard-of/together", "show popular items until it has codes"),
+        ("GET", "/v1/items/unheard-of", "PUT it, or train a model with it"),
+        ("GET", "/v1/users/unheard-of", "check the id, or treat the user as new"),
+        ("GET", "/v1/users/unheard-of/events", "check the id, or treat the user as new"),
+        ("DELETE", "/v1/users/unheard-of/events/e1", "see the user's log"),
+        ("POST", "/v1/admin/generations/unheard-of/activate", "copy the model there"),
+        ("GET", "/v2", "/openapi.json lists all paths"),
+    ],
+)
+def test_what_is_not_found_says_what_to_do(shared_client: Client, method: str, path: str, way_out: str) -> None:
+    answer = shared_client.request(method, path)
+    assert_refused(answer, 404)
+    assert way_out in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "query",
     ["/v1/items/popular?k=0", "/v1/items/popular?k=1&k=1", "/v1/items?limit=1001", "/v1/items?query=" + "q" * 257],
 )
