@@ -74,6 +74,26 @@ def test_an_item_is_recommended_by_its_title_alone(client: Client) -> None:
     assert_states_are_folds(client, ["u0"])
 
 
+def test_an_event_before_the_item_has_codes_counts_as_seen_only_in_the_log(client: Client) -> None:
+    client.click("u0", "item-1")
+    assert client.request("PUT", f"/v1/items/{NEW}", json={"available": True}).status_code == 200
+    client.click("u0", NEW)
+    put(client, title="Green thing of another number")
+    rules: dict[str, dict[str, object]] = {
+        "recent": {},
+        "all": {"exclude_seen": "all"},
+        "events": {"exclude_events": ["click"]},
+    }
+    every = {"user_id": "u0", "k": 1000}
+    listed = {
+        how: {item["item_id"] for item in client.post("/v1/recommendations", json={**every, **wishes}).json()["items"]}
+        for how, wishes in rules.items()
+    }
+    assert {how for how, items in listed.items() if NEW in items} == {"recent"}
+    client.click("u0", NEW)
+    assert NEW not in {item["item_id"] for item in client.post("/v1/recommendations", json=every).json()["items"]}
+
+
 def test_items_of_the_titles_of_others_come_near_these(client: Client) -> None:
     trained = client.service.switcher.current.artifact
     rows = [row for row in range(ITEMS) if trained.items.titles[row]]
