@@ -9,6 +9,7 @@ export class Refused extends Error {
 }
 
 const KEY = "lisarec.key";
+const TIMEOUT_MS = 30_000;
 
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
@@ -20,18 +21,24 @@ export async function call(method, path, body) {
   const key = sessionStorage.getItem(KEY);
   if (key) headers.authorization = `Bearer ${key}`;
   if (body !== undefined) headers["content-type"] = "application/json";
-  let answer;
-  try {
-    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  } catch {
-    throw new Refused(0, "the service cannot be reached; is it running?");
-  }
+  const { answer, text } = await received(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   const isJson = (answer.headers.get("content-type") ?? "").startsWith("application/json");
-  const data = isJson ? await answer.json() : await answer.text();
+  const data = isJson ? JSON.parse(text) : text;
   if (!answer.ok) {
     throw new Refused(answer.status, data.error?.message ?? `the service answered ${answer.status}`, data.error?.details);
   }
   return { data, spans: spansOf(answer.headers.get("server-timing") ?? "") };
+}
+
+/** What arrives, in full; raises Refused where nothing does in time. */
+async function received(path, request) {
+  try {
+    const answer = await fetch(path, { ...request, signal: AbortSignal.timeout(TIMEOUT_MS) });
+    return { answer, text: await answer.text() };
+  } catch (error) {
+    const isLate = error.name === "TimeoutError";
+    throw new Refused(0, isLate ? "the service does not answer; try again" : "the service cannot be reached; is it running?");
+  }
 }
 
 /** [name, milliseconds] of each step that the header names. */

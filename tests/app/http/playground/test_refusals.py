@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from app.http.auth import keys
 from app.settings import Settings
@@ -118,6 +118,23 @@ def test_a_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: s
         page.click("#recommendations li:first-child .item")
         expect(page.locator("#notice")).to_contain_text("cannot be reached")
         expect(page.locator("#retry")).to_be_hidden()
+
+
+def test_a_service_that_does_not_answer_in_time_is_as_one_that_cannot_be_reached(browser: Browser, url: str) -> None:
+    with visiting(browser, url) as page:
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        page.add_init_script("window.late = new AbortController(); AbortSignal.timeout = () => late.signal")
+        held: list[Route] = []
+        page.route("**/v1/**", lambda route: held.append(route))
+        page.reload()
+        wait_until(lambda: page.evaluate("document.readyState") == "complete" and held)
+        page.evaluate("late.abort(new DOMException('', 'TimeoutError'))")
+        expect(page.locator("#notice")).to_contain_text("the service does not answer; try again")
+        page.unroute("**/v1/**")
+        page.evaluate("late = new AbortController()")
+        page.click("#retry")
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        expect(page.locator("#notice")).to_be_hidden()
 
 
 @pytest.mark.parametrize("path", ["**/recommendations?*", "**/v1/model"])
