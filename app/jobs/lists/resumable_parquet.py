@@ -12,6 +12,7 @@ import polars as pl
 
 from app.schemas.recommendations import Recommendations
 from storage.archive.hashes import Hashes, contains, hashes_of_users, merge_hashes
+from storage.folders.folder import OWNER_ONLY
 from storage.folders.local_folder import LocalFolder, sync
 
 PART_USERS = 8192
@@ -57,6 +58,7 @@ class ListParts:
             raise ValueError(f"'{out}' exists already; choose another name with --out")
         self._out = out
         self._directory = out.with_name(out.name + SUFFIX)
+        self._directory.mkdir(OWNER_ONLY, parents=True, exist_ok=True)
         self._folder = LocalFolder(self._directory)
         self._parts = 0
         self._on_disk = ListCounts()
@@ -89,6 +91,7 @@ class ListParts:
         unfinished = self._directory / WHOLE
         tables = [pl.scan_parquet(self._path(part), schema=SCHEMA) for part in range(self._parts)]
         pl.concat([pl.LazyFrame(schema=SCHEMA), *tables]).sink_parquet(unfinished)
+        unfinished.chmod(0o600)  # like a backup; it has data of users
         sync(unfinished)
         unfinished.replace(self._out)
         sync(self._out.parent)

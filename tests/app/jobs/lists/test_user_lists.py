@@ -150,6 +150,7 @@ class TestLists:
             with pytest.raises(Killed):
                 write(shop, out, ListPlan({}), kill_at(users))
             assert not out.exists()
+        assert out.with_name("lists.parquet.parts").stat().st_mode & 0o777 == 0o700
         before = len(seen)
         assert write(shop, out, ListPlan({}), seen.append).users == len(KNOWN)
         assert rows(out).keys() == KNOWN
@@ -293,6 +294,7 @@ def test_the_command(shop: Client, tmp_path: Path, capsys: pytest.CaptureFixture
         assert problem in capsys.readouterr().err
     assert run_command(*command, "--scenario", "email", "--k", "3") == 0
     assert f"recommendations for {len(KNOWN)} users" in capsys.readouterr().out
+    assert out.stat().st_mode & 0o777 == 0o600
     assert {len(row["item_ids"]) for row in rows(out).values()} <= {0, 1, 2, 3}
     named = tmp_path / "named.txt"
     named.write_text("\n".join([USERS[5], "", USERS[3], "stranger"]))  # the second one was merged
