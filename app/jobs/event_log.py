@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int], None]) -> int:
     """Write the store's log to a file, and return its number of entries.
 
-    raises  StorageError, ValueError, OSError
+    raises  StorageError, ValueError, OSError  also if no service has served the tenant, whose audit log has an entry
     """
     if isinstance(out, ObjectUrl):
         return await _backup_to_bucket(settings, out, on_progress)
     if out.exists():
         raise ValueError(f"'{out}' exists already; choose another name with --out")
-    async with opened_store(settings) as store:
+    async with opened_tenant(settings) as store:
         await store.require_whole()
         entries = await storage_backup.backup(store, out, on_progress)
         try:

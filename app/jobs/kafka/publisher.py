@@ -22,7 +22,7 @@ from app.jobs.kafka.attribution import Attribution
 from app.jobs.kafka.clients import until_signalled
 from app.jobs.kafka.failures import KafkaFailure, Stopped
 from app.jobs.kafka.metrics import PublisherMetrics
-from app.serving.store_factory import opened_store
+from app.serving.store_factory import opened_store, opened_tenant
 from app.settings import StoreSettings
 from storage.archive.writer import EventEntry
 from storage.archiver.source import LogSource
@@ -53,7 +53,8 @@ def run_publisher(
     """Publish new entries periodically, or once (None). Return the number of entries.
 
     raises  StorageUnavailable  when the log cannot be read, without `every_s`
-            KafkaFailure        when the log lacks the next entries, or the brokers refuse a message
+            KafkaFailure        when the log lacks the next entries, the brokers refuse a message, or no service has
+                                served the tenant
     """
     published = 0
     is_recorded = False
@@ -61,6 +62,7 @@ def run_publisher(
         publisher = LogPublisher(config, topic, PositionsFile(positions, topic), stopping, metrics)
         while not stopping.is_set():
             try:
+                _require_tenant(settings)
                 with open_source(settings) as source:
                     source.attach()
                     attribution = Attribution(settings)
@@ -82,6 +84,21 @@ def run_publisher(
             except StorageError as exc:
                 raise KafkaFailure(MISSING.format(file=positions)) from exc
     return published
+
+
+def _require_tenant(settings: StoreSettings) -> None:
+    """Raise KafkaFailure if the tenant, whose audit log gets an entry, is one that no service has served."""
+
+    async def check() -> None:
+        async with opened_tenant(settings):
+            pass
+
+    try:
+        asyncio.run(check())
+    except StorageUnavailable:
+        raise
+    except StorageError as exc:
+        raise KafkaFailure(str(exc)) from exc
 
 
 def _record(settings: StoreSettings, topic: str) -> bool:

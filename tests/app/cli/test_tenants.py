@@ -21,6 +21,8 @@ from tests.app.support import run_command
         "drop june",
         "compare",
         "audit",
+        "backup --out backup.jsonl.gz",
+        "publish --brokers 127.0.0.1:9 --topic events --positions positions --once",
     ],
 )
 def test_a_misspelt_tenant_is_refused(
