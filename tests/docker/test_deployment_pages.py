@@ -83,9 +83,25 @@ def test_commands_on_a_machine_with_systemd_have_the_variables_of_the_units(tmp_
     done = subprocess.run(
         ["/bin/sh", "-ec", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True, env={}
     )
-    wanted = set(re.findall(r"^Environment=([^%\n]*)$", unit, re.MULTILINE))  # %d: the folder of credentials
-    assert {line.partition("=")[0] for line in wanted} >= {"NUMBA_CACHE_DIR", "LISAREC_CACHE_DIR"}
-    assert wanted <= set(done.stdout.splitlines())
+    wanted = set(re.findall(r"^Environment=(\w+)=", unit, re.MULTILINE)) - {"LISAREC_REDIS_PASSWORD_FILE"}
+    assert wanted >= {"NUMBA_CACHE_DIR", "LISAREC_CACHE_DIR"}
+    assert wanted <= {line.partition("=")[0] for line in done.stdout.splitlines()}
+
+
+def test_no_unit_of_systemd_writes_code_that_another_one_runs() -> None:
+    page = (FOLDER / "systemd.md").read_text(encoding="utf-8")
+    (common,) = [
+        text for text in blocks(FOLDER / "systemd.md", "ini") if "EnvironmentFile=/etc/lisarec/lisarec" in text
+    ]
+    settings = dict(re.findall(r"^(?:Environment=)?(\w+)=(.*)$", common, re.MULTILINE))
+    assert settings["ProtectSystem"] == "strict"  # all that is writable is named
+    assert settings["CacheDirectory"] == "%p"  # the unit's name without its instance
+    assert settings["NUMBA_CACHE_DIR"].startswith("%C/%p/")
+    assert settings["LISAREC_CACHE_DIR"] == "%C/%p"
+    units = re.findall(r"`/etc/systemd/system/(lisarec-\w+)@?\.service`", page)
+    assert {"lisarec-app", "lisarec-trainer"} <= set(units)
+    assert "lisarec" not in units
+    assert not re.search(r"^(CacheDirectory|ReadWritePaths|BindPaths)=(?!%p$)", page, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
