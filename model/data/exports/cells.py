@@ -32,7 +32,8 @@ class Times(NamedTuple):
 
     us           Int64, microseconds since the epoch; null for a cell that is not a time, or a local one without a zone
     by_no_clock  whether the cell is a local time that cannot be converted: there is no zone, or its clocks skip it
-    either_way   whether the cell is ambiguous, such as 03/04/2025, because nothing in the column tells days from months
+    either_way   whether the cell is ambiguous, such as 03/04/2025, because nothing in it tells days from months,
+                 or it has both orders
     """
 
     us: pl.Series
@@ -82,7 +83,9 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     days = tidy.str.extract(_DAYS_BEFORE_YEARS, 1).cast(pl.Int32, strict=False)
     months = tidy.str.extract(_DAYS_BEFORE_YEARS, 2).cast(pl.Int32, strict=False)
     has_years_last, is_day_first, is_month_first = days.is_not_null(), (days > 12).any(), (months > 12).any()
-    if is_day_first:
+    if is_day_first and is_month_first:  # two exports in one table: only a day above 12 tells
+        tidy = tidy.str.replace(_DAYS_BEFORE_YEARS, "${3}-${2}-${1}").zip_with((days > 12).fill_null(False), tidy)
+    elif is_day_first:
         tidy = tidy.str.replace(_DAYS_BEFORE_YEARS, "${3}-${2}-${1}")
     elif is_month_first:
         tidy = tidy.str.replace(_DAYS_BEFORE_YEARS, "${3}-${1}-${2}")
@@ -97,12 +100,9 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     frame = pl.DataFrame({"tidy": tidy, "by_clock": _by_clock(tidy)})
     is_local = pl.col("tidy").str.contains(_LOCAL_TIME) & pl.col("by_clock").is_not_null()  # unlike 00.00.0000
     local = frame.select(local=pl.when(is_local).then("tidy"))["local"]
-    either_way = (
-        has_years_last
-        if not (is_day_first or is_month_first)
-        else pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True)
-    )
-    return local, either_way
+    if is_day_first == is_month_first:  # neither, or both
+        return local, has_years_last & (days <= 12) & (months <= 12)
+    return local, pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True)
 
 
 def _by_24_hours(local: pl.Series, half: pl.Series) -> pl.Series:
@@ -129,6 +129,14 @@ def _in(local: pl.Series, timezone: str) -> pl.Series:
 def looks_like_days(cells: pl.Series) -> bool:
     """Return whether cells are days, and none has a time."""
     return (bool(cells.str.contains(_DAY).any()) or are_compact_days(cells)) and not cells.str.contains(":").any()
+
+
+def are_numbers_of_times(cells: pl.Series) -> bool:
+    """Return whether all cells are numbers that can be local days or times, such as 20251224 or 20251224183000."""
+    return len(cells) > 0 and (
+        bool(cells.str.contains(COMPACT_DAY + r"(\.0+)?$").all())
+        or bool(cells.str.contains(COMPACT_TIME + r"(\.0+)?$").all())
+    )
 
 
 def looks_like_clock(cells: pl.Series) -> bool:

@@ -11,6 +11,7 @@ import polars as pl
 from model.data.exports.cells import (
     DecimalSign,
     amounts_in,
+    are_numbers_of_times,
     likely_decimal,
     looks_like_amounts,
     perhaps_thousands,
@@ -149,6 +150,8 @@ def read_property(found: Examination, column: str, mapping: TableMapping) -> Non
         _read_amounts(found, column, known, mapping.decimal)
     elif (cells.cast(pl.Float64, strict=False).is_null() & known).any():
         _read_property_times(found, column, known, mapping)
+    elif are_numbers_of_times(readable):
+        _read_numbers_of_times(found, column, known, mapping)
     else:
         _find_thousands(found, column, None)
 
@@ -189,6 +192,19 @@ def _is_numeric(found: Examination, column: str) -> bool:
     """Return whether the column has numbers, not texts, in its Parquet file."""
     dtype = found.dtypes.get(column)
     return dtype is not None and dtype.is_numeric()
+
+
+def _read_numbers_of_times(found: Examination, column: str, known: pl.Series, mapping: TableMapping) -> None:
+    """Read numbers such as 20251224 as days if there is a time zone, and say how they are read."""
+    if mapping.timezone is None:
+        fix = "if they are days, pass the time zone, such as --timezone Europe/Berlin"
+        found.find(known, f"{column} may have days, and is read as numbers", fix, column=column, stops=False)
+        return
+    times = times_in(found.frame[column], mapping.timezone)
+    if not (known & times.us.is_null()).any():
+        problem, fix = f"{column} has numbers that are read as days", "if they are numbers, leave out --timezone"
+        found.find(known, problem, fix, column=column, stops=False, assumes=True)
+        found.set_column(column, rfc_3339(times.us))
 
 
 def _read_property_times(found: Examination, column: str, known: pl.Series, mapping: TableMapping) -> None:

@@ -17,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.http.auth.keys import add, make
+from app.jobs.datasets.mapped_copy import table_of_items
 from app.jobs.import_items import BATCH, BATCH_BYTES, TIME, _batches, column_type, held_types, read, send
 from app.jobs.replay import ReplayError
 from app.settings import Settings
+from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError
 from model.data.readers import read_items
 from tests.app.conftest import Client, item_id
@@ -297,6 +299,27 @@ def test_times_with_a_zone_are_sent_as_the_service_takes_them(tmp_path: Path) ->
         assert re.search(TIME, sent) is not None
         assert datetime.fromisoformat(sent) == datetime.fromisoformat(text.replace(" +", "+"))
         assert (item["available_from"], item["properties"]["code"]) == (sent, f"|{text}")
+
+
+@pytest.mark.parametrize("name", ["made", "available_from"])
+def test_numbers_that_can_be_days_are_times_with_a_time_zone(name: str, tmp_path: Path) -> None:
+    def sent(cells: list[str], timezone: str | None) -> tuple[list[Any], str]:
+        file = tmp_path / "items.csv"
+        file.write_text(f"item_id,{name}\n" + "".join(f"i{row},{cell}\n" for row, cell in enumerate(cells)))
+        mapping = TableMapping(timezone=timezone, skips_bad_lines=True)
+        table, remarks = table_of_items(file, mapping, tmp_path / "cache")
+        values = [(item | item.get("properties", {})).get(name) for item in read(table, {}, mapping)]
+        return values, "\n".join(remarks)
+
+    days = ["2025-12-23T23:00:00.000000Z", "2026-06-30T22:00:00.000000Z", None]
+    for cells in (["20251224", "20260701", ""], ["20251224000000", "20260701000000", ""]):
+        values, remark = sent(cells, "Europe/Berlin")
+        assert values == days
+        assert f"{name} has numbers that are read as days" in remark
+        assert "if they are numbers, leave out --timezone" in remark
+    others, none = sent(["20251224", "20251399"], "Europe/Berlin"), sent(["20251224"], None)
+    assert [float(value) for value in (*others[0], *none[0])] == [20251224, 20251399, 20251224]
+    assert (others[1], none[1]) == ("", "")
 
 
 def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:

@@ -120,6 +120,14 @@ def test_days_and_months_are_told_apart_by_the_whole_column_or_not_at_all() -> N
     assert neither.either_way.to_list() == [True, True, False]
 
 
+def test_in_a_column_of_both_orders_only_days_above_12_are_told_apart() -> None:
+    cells = ["24-12-2025", "12/24/2025", "03/04/2025", "3-4-2025 18:30", "2025-04-03", "24.12.2025", "03.04.2025"]
+    found = times_in(pl.Series(cells), "UTC")
+    assert found.either_way.to_list() == [False, False, True, True, False, False, False]
+    christmas, april = (micros(datetime.fromisoformat(f"{day}T00:00:00+00:00")) for day in ("2025-12-24", "2025-04-03"))
+    assert found.us.to_list() == [christmas, None, None, None, april, christmas, april]
+
+
 @settings(max_examples=60)
 @given(
     st.integers(-(10**9), 10**9),
