@@ -146,6 +146,13 @@ def test_the_files_are_those_that_are_mounted() -> None:
     assert COMPOSE["secrets"]["entrypoint"] == [compose.MAKE_SECRETS.name, "/secrets", "/acl", "/given"]
 
 
+def test_only_what_makes_the_secrets_sees_all_that_are_given() -> None:
+    sees_all = {
+        name for name, one in COMPOSE.items() if any(v.startswith("./secrets:") for v in one.get("volumes", []))
+    }
+    assert sees_all == {"secrets"}
+
+
 def test_replicas_have_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
