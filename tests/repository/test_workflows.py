@@ -189,3 +189,18 @@ class TestRelease:
                 (dist / file).touch()
             assert self.run(job, "Keep what an index takes", dist.parent, "v1.2.3") == 0
             assert {file.name for file in dist.iterdir()} == packages
+
+
+def test_dependabot_covers_the_packages_of_every_lock() -> None:
+    updates = yaml.safe_load((GITHUB / "dependabot.yml").read_text())["updates"]
+    covered = {(one["package-ecosystem"], one["directory"]) for one in updates}
+    locks = subprocess.run(
+        ["git", "ls-files", "*package-lock.json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    ).stdout.split()
+    assert locks
+    assert {("npm", f"/{Path(lock).parent.as_posix()}") for lock in locks} <= covered
