@@ -47,6 +47,8 @@ def import_items(
 
     Every other column is a property. A key with the scope admin uses the property's declared type. Otherwise the type
     is the first that fits all cells: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
+
+    The mapping of a shop's other tables may be passed as it is: items have no types of events, so --types does nothing.
     """
     from app.jobs.datasets.mapped_copy import table_of_items
     from app.jobs.import_items import held_types, read, send

@@ -65,10 +65,17 @@ def example(value: str) -> dict[str, Example]:
 
 
 ServiceDep = Annotated[Service, Depends(get_service)]
-UserId = Annotated[Id, WITH_SLASHES, Path(openapi_examples=example("ada"))]
-ItemId = Annotated[Id, WITH_SLASHES, Path(openapi_examples=example("tea-2"))]
-StockedItemId = Annotated[StockedId, WITH_SLASHES, Path(openapi_examples=example("tea-2"))]
-EventId = Annotated[Id, WITH_SLASHES, Path(openapi_examples=example("01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"))]
+UserId = Annotated[Id, WITH_SLASHES, Path(description="The user's id, encoded.", openapi_examples=example("ada"))]
+ITEM_IN_PATH = Path(description="The item's id, encoded.", openapi_examples=example("tea-2"))
+ItemId = Annotated[Id, WITH_SLASHES, ITEM_IN_PATH]
+StockedItemId = Annotated[StockedId, WITH_SLASHES, ITEM_IN_PATH]
+EventId = Annotated[
+    Id,
+    WITH_SLASHES,
+    Path(
+        description="The event's `event_id`, encoded.", openapi_examples=example("01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11")
+    ),
+]
 
 
 async def read_body(request: Request, services: ServicesDep) -> bytes:

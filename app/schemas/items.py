@@ -75,7 +75,7 @@ class SearchQuery(Closed):
         description="Part of a title or id, or words of a title in any order. If fewer than `limit` items "
         "match, each word of four letters or more may have one typo.",
     )
-    limit: ResultCount = 20
+    limit: ResultCount = Field(20, description="The number of items, by default 20.")
     user_id: Id | None = Field(
         None,
         description="Rank the matches for this user: by the scores of recommendations, minus 1 for each step "

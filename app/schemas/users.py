@@ -51,7 +51,7 @@ class UserEventsQuery(Closed):
     after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(plain_digits)] = Field(
         0, description="`next` of the previous page."
     )
-    limit: ResultCount = 100
+    limit: ResultCount = Field(100, description="The number of entries of a page, by default 100.")
 
 
 class LoggedEvent(TypedDict):

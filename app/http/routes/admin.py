@@ -70,7 +70,7 @@ async def get_property_types(service: ServiceDep, caller: CallerDep) -> HeldType
 
 @router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409), dependencies=[NO_QUERY])
 async def activate_generation(
-    name: Annotated[Name, Path(openapi_examples=example("shop-june"))],
+    name: Annotated[Name, Path(description="The name of the model.", openapi_examples=example("shop-june"))],
     service: ServiceDep,
     services: ServicesDep,
     caller: CallerDep,

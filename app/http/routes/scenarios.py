@@ -23,7 +23,7 @@ from app.schemas.scenarios import (
 )
 
 router = GuardedRouter(prefix="/v1/admin", tags=["scenarios"], dependencies=[needs("scenarios:write"), NO_QUERY])
-Name = Annotated[fields.Name, Path(openapi_examples=example("product-page"))]
+Name = Annotated[fields.Name, Path(description="The name of the scenario.", openapi_examples=example("product-page"))]
 
 SETTINGS = json_request(ScenarioSettings, {"a product page": EXAMPLE})
 ROLLBACK = json_request(Rollback, {"to the second version": {"version": 2}})

@@ -161,6 +161,13 @@ def test_an_unknown_field_is_answered_with_the_one_that_was_meant_and_all_known_
         assert set(known.split(", ")) == {field.alias or name for name, field in PostedEvent.model_fields.items()}
 
 
+def test_every_parameter_of_a_path_or_a_query_is_described(shared_client: Client) -> None:
+    paths = shared_client.get("/openapi.json").json()["paths"]
+    parameters = [one for calls in paths.values() for call in calls.values() for one in call.get("parameters", [])]
+    assert len(parameters) > 50
+    assert {(one["in"], one["name"]) for one in parameters if not one.get("description")} == set()
+
+
 @pytest.mark.parametrize("name", ["events", "items"])
 def test_a_batch_in_an_object_is_answered_with_how_to_send_it(shared_client: Client, name: str) -> None:
     one = {"item_id": "item-1"} | ({"user_id": "ada"} if name == "events" else {})
