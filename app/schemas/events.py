@@ -149,7 +149,7 @@ class PortableEventsRequest(Closed):
     model_config = ConfigDict(strict=True)
 
     state: SealedStateText | None = Field(
-        None, description="The state from the previous answer. A new visitor leaves it out."
+        None, description="The state from the previous response. A new visitor leaves it out."
     )
     events: list[Any]
 

@@ -68,7 +68,7 @@ class ListSettings(Closed):
         "recent",
         description="Which seen items to leave out: those that the user saw recently, or all items in the "
         "user's newest events. These are 10,000 events, unless the service is configured otherwise; "
-        "`seen_events_limit` in the answer then has the number. The default is `recent`, or `none` with `mode` "
+        "`seen_events_limit` in the response then has the number. The default is `recent`, or `none` with `mode` "
         "`repeat`.",
     )
     exclude_events: EventTypes = Field(
@@ -373,6 +373,6 @@ Recommendations.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
 
 
 class RecommendationResults(TypedDict):
-    """One answer for each request of a batch, in order."""
+    """One response for each request of a batch, in order."""
 
     results: list[Recommendations]

@@ -71,7 +71,7 @@ class Repeat(TypedDict):
 
 
 class ScoredItem(TypedDict):
-    """An item with its score. A higher score is better; scores compare only within one answer."""
+    """An item with its score. A higher score is better; scores compare only within one response."""
 
     item_id: str
     score: float

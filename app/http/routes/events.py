@@ -47,7 +47,7 @@ async def post_events(body: RawBody, services: ServicesDep, caller: CallerDep) -
 
     Each event counts as one request against the key's rate. A page key posts at most 100 events at once (413
     `too_many_events`) and at most 20 new users at once (422 `too_many_new_users_at_once`). A key and its tenant can add
-    a limited number of new users per hour. Beyond it the answer is 429 `too_many_new_users`, or 422 if a single request
+    a limited number of new users per hour. Beyond it the response is 429 `too_many_new_users`, or 422 if one request
     has more new users than that.
     """
     return await append_events(services, caller, body)

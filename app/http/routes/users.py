@@ -34,7 +34,7 @@ MERGE = json_request(MergeRequest, {"a visitor who has logged in": {"from": "vis
 async def get_user(user_id: UserId, service: ServiceDep) -> UserState:
     """Return the state that the user's recommendations are made from.
 
-    A user without events is a 404. After an undo in a long log, the answer is a 503 `state_not_ready` for some seconds.
+    A user without events is a 404. After an undo in a long log, the response is 503 `state_not_ready` for some seconds.
     """
     return await service.users.state(user_id)
 
