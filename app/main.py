@@ -59,6 +59,7 @@ from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE_BYTES = 1 << 17
 WORKER_SILENT_S = 30  # after which a worker is killed: on a busy machine, imports keep one silent for more than 5 s
+IDLE_TIMEOUT_S = 620  # longer than the pools of proxies keep idle connections: 60 s to 600 s, with few exceptions
 SWITCH_INTERVAL_S = 0.001  # so long a thread that computes keeps the event loop waiting, at each of its steps
 
 logger = logging.getLogger(__name__)
@@ -196,6 +197,7 @@ def serve(settings: Settings) -> None:
         "http": new_connection,
         "ws": "none",
         "lifespan": "on",
+        "timeout_keep_alive": IDLE_TIMEOUT_S,
         "timeout_graceful_shutdown": settings.shutdown_timeout_s,
         "timeout_worker_healthcheck": WORKER_SILENT_S,
     }

@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from app.cli.main import cli
+from app.main import IDLE_TIMEOUT_S
 from app.settings import NAMES_OF_OTHERS, Settings
 from benchmarks.harness.compose import COMPOSE_FILE, ROOT
 from benchmarks.harness.topology import HAPROXY_CONFIG, program
@@ -127,6 +128,18 @@ def test_haproxy_takes_the_listener_for_tls(tmp_path: Path) -> None:
     (tmp_path / "recs.pem").write_text(certificate)
     (tmp_path / "tls.cfg").write_text(listener.replace("/certs/", f"{tmp_path}/"))
     run(haproxy, "-c", "-f", str(HAPROXY_CONFIG), "-f", str(tmp_path / "tls.cfg"))
+
+
+def test_proxies_close_idle_connections_before_what_they_connect_to() -> None:
+    """Or a request meets a connection that is being closed, and few proxies send a POST again."""
+    text = (FOLDER / "tls.md").read_text(encoding="utf-8")
+    pools = [int(seconds) for seconds in re.findall(r"\bkeepalive(?:_timeout)? (\d+)s\b", text)]
+    assert len(pools) >= 4
+    (balancer,) = re.findall(r"timeout http-keep-alive (\d+)s", HAPROXY_CONFIG.read_text(encoding="utf-8"))
+    assert max(pools) < int(balancer) < IDLE_TIMEOUT_S
+    process = text.partition("## A process without load balancer")[2]
+    defaults = [int(seconds) for seconds in re.findall(r"(?:ttl=|idle_timeout: )(\d+)", process)]
+    assert max(defaults) < IDLE_TIMEOUT_S
 
 
 def test_passwords_of_a_cluster_of_one_s_own_are_out_of_others_reach(tmp_path: Path) -> None:

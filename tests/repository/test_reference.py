@@ -11,7 +11,6 @@ from typing import Any, get_args
 from zlib import crc32
 
 import pytest
-import uvicorn
 
 import app.errors
 import app.schemas
@@ -21,7 +20,7 @@ from app.http.error_responses import FRAMEWORK_PROBLEMS, PROBLEMS, STORAGE_REASO
 from app.http.protocol import MAX_HEADERS, MAX_PIPELINED
 from app.jobs.lists.resumable_parquet import SCHEMA as LISTS_SCHEMA
 from app.jobs.retraining.report import RoundOutcome
-from app.main import create_app
+from app.main import IDLE_TIMEOUT_S, create_app
 from app.schemas import event_rules, events, fields, items, limits, properties, recommendations, scenarios
 from app.settings import Settings
 from model.artifact import model_directory
@@ -148,7 +147,7 @@ def test_every_cause_of_a_store_s_failure_is_there_with_its_message() -> None:
         ("`value` of an event", int(events.MAX_VALUE)),
         ("headers", MAX_HEADERS),
         ("requests waiting on one connection", MAX_PIPELINED),
-        ("time between two requests on one connection", uvicorn.Config("").timeout_keep_alive),
+        ("time between two requests on one connection", IDLE_TIMEOUT_S),
         ("bytes of a text, or of the texts of a set", properties.MAX_VALUE_BYTES),
         ("scenarios", scenarios.MAX_SCENARIOS),
         ("recent items of a state", layout.ITEM_RING),

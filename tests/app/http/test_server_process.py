@@ -355,6 +355,21 @@ def test_what_cannot_start_says_why(
         signal.signal(signal.SIGTERM, on_sigterm)
 
 
+def test_connections_stay_idle_for_longer_than_in_the_pools_of_proxies(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that uses a connection while the service closes it answers a POST with a 502."""
+    monkeypatch.setattr("uvicorn.run", lambda _app, **options: timeouts.append(options["timeout_keep_alive"]))
+    timeouts: list[int] = []
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        serve(Settings(model_dir=model_dir, data_dir=tmp_path, port=0))
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
+    (timeout_s,) = timeouts
+    assert timeout_s > 600  # of Google Cloud's load balancers, the longest that nobody can set
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_service_that_is_told_to_end_while_it_starts_ends(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
