@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from app.errors import HeadTooLarge, NotHttp, RequestError, TooManyPipelined
 from app.http.connection.deadline import Deadline
 from app.http.connection.keep_alive import KeepAlive
 from app.http.connection.lingering_transport import LingeringTransport
+from app.http.connection.request_head import check_head
 from app.http.connection.response_transport import ResponseTransport
 from app.http.connection.tls import TlsProtocol
 from app.http.connection.upgrades import head_without_upgrade, is_upgrade, new_parser
@@ -150,6 +151,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise _head_too_large(self._limits.max_head_bytes)
         if len(self.pipeline) == MAX_PIPELINED:
             raise TooManyPipelined(TOO_MANY)
+        check_head(version := self.parser.get_http_version(), self.headers)
+        if version == "1.0":
+            self.expect_100_continue = False  # such clients do not know interim responses
         self._in_head, self._has_advanced = False, True
         if self._deadline.timer is not None:
             self._deadline.clear()
@@ -258,7 +262,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         from app.http.error_responses import error_response
 
         response = error_response(failure)
-        self._refusal = _last_response(response)
+        is_head = (self._in_head or self._in_body) and self.url != b"" and self.parser.get_method() == b"HEAD"
+        self._refusal = _last_response(response, self.server_state.default_headers, has_body=not is_head)
         self._services.metrics.requests.observe("other", "unmatched", response.status_code, 0.0)
         self._deadline.clear()
         if self._in_body:
@@ -301,11 +306,11 @@ def _head_too_large(limit: int) -> HeadTooLarge:
     )
 
 
-def _last_response(response: Response) -> bytes:
+def _last_response(response: Response, default_headers: Sequence[tuple[bytes, bytes]], *, has_body: bool) -> bytes:
     """Return a response after which the connection closes."""
     head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
-    head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-    return b"".join(head) + b"\r\n" + bytes(response.body)
+    head += [name + b": " + value + b"\r\n" for name, value in (*default_headers, *response.raw_headers)]
+    return b"".join(head) + b"\r\n" + (bytes(response.body) if has_body else b"")
 
 
 def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:

@@ -75,7 +75,7 @@ def test_a_fault_is_seen(answered: bytes | None, fault: str) -> None:
 
 def test_who_neither_answers_nor_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, "ANSWER_WITHIN_S", 0.2)
-    found, case = Findings(), MalformedCase((b"GET / HTTP/1.1\r\n\r\n",), "half-close")
+    found, case = Findings(), MalformedCase((b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",), "half-close")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         asyncio.run(send_all(f"http://127.0.0.1:{silent.getsockname()[1]}", [case], found, "silent"))
     assert [fault.partition(" to ")[0] for fault in found.faults] == ["no answer within 0.2 s"]

@@ -77,17 +77,22 @@ ATTACKS = {
     "a chunk's extension": Attack(OPEN_CHUNKED + b"1;", b"x" * 65_536),
     "a body in small chunks": Attack(CHUNKED, b"1\r\n \r\n" * 10_000),
     "an authorised body in small chunks": Attack(CHUNKED, b"1\r\n \r\n" * 10_000, is_authorised=True),
-    "a body that nobody reads": Attack(b"GET /healthz HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n", b"x" * 65_536),
-    "headers": Attack(b"GET /healthz HTTP/1.1\r\n", b"a:b\r\n" * 13_000),
+    "a body that nobody reads": Attack(
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n", b"x" * 65_536
+    ),
+    "headers": Attack(b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"a:b\r\n" * 13_000),
     "empty lines": Attack(b"", b"\r\n" * 32_768),
-    "pipelined requests": Attack(b"", pipelined(b"GET /healthz HTTP/1.1\r\n\r\n"), 6),
+    "pipelined requests": Attack(b"", pipelined(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"), 6),
     "pipelined requests of old": Attack(b"", pipelined(b"GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"), 6),
-    "pipelined bodies": Attack(b"", pipelined(b"POST /v1/events HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"), 6),
+    "pipelined bodies": Attack(b"", pipelined(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"), 6),
     "a pipelined body": Attack(
-        b"GET /healthz HTTP/1.1\r\n\r\n" * 8 + b"POST /v1/events HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 8
+        + b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n",
         b"x" * 65_536,
     ),
-    "an upgrade": Attack(b"GET /healthz HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", b"x" * 65_536),
+    "an upgrade": Attack(
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", b"x" * 65_536
+    ),
 }
 
 
