@@ -27,7 +27,7 @@ from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.middleware.cors import BROWSER_HEADERS_OF_READS, PATHS
 from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, POSTS, plain_request
 from app.http.middleware.load_shedding import RequestsInProgress, Source
-from app.http.middleware.request_metrics import RequestRecorder, request_id, trace_headers
+from app.http.middleware.request_metrics import NO_STORE, RequestRecorder, request_id, trace_headers
 from app.http.services import Services
 from app.observability import tracing
 from app.observability.tracing import Trace
@@ -231,7 +231,7 @@ class PlainRequests:
         try:
             status, headers, body = self._response(answer)
             vary = VARY if self._services.keyring is not None and request.call.route in PATHS else ()
-            request.responder.respond(status, [*headers, *vary, *trace_headers(request.trace)], body)
+            request.responder.respond(status, [*headers, *vary, NO_STORE, *trace_headers(request.trace)], body)
         except Exception:  # its batch has other requests
             logger.exception("cannot send a response")
             status = 500

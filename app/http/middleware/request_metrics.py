@@ -25,6 +25,9 @@ SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # in a log line
 PROCESS_PREFIX = os.urandom(4).hex().encode()
 _request_numbers = count()
 
+CACHE_CONTROL = b"cache-control"
+NO_STORE = (CACHE_CONTROL, b"no-store")  # some caches share what has no such header, between keys and users
+
 SourceFinder = Callable[[], Source | None]
 
 logger = logging.getLogger(__name__)
@@ -72,7 +75,8 @@ class RequestRecorder:
 class RequestTimer:
     """ASGI middleware that records every request, and adds its id and `Server-Timing` to the response.
 
-    A request that the server cancels at shutdown gets a 503.
+    No cache may store a response that has no `Cache-Control` of its own, because most concern one user or one tenant. A
+    request that the server cancels at shutdown gets a 503.
     """
 
     def __init__(self, app: ASGIApp, recorder: RequestRecorder) -> None:
@@ -92,7 +96,10 @@ class RequestTimer:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] += trace_headers(request_trace)
+                headers = message["headers"]
+                if not any(name == CACHE_CONTROL for name, _ in headers):
+                    headers.append(NO_STORE)
+                headers += trace_headers(request_trace)
             await send(message)
 
         begin_s = self._recorder.begin()

@@ -1,0 +1,31 @@
+"""What caches between clients and the service may store: only what is the same for everybody."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.app.conftest import Client
+from tests.app.http.middleware.server import Server, post, request
+
+USERS_LIST = "/v1/users/ada/recommendations"
+PATHS = [
+    *(USERS_LIST, f"{USERS_LIST}?explain=true", f"{USERS_LIST}?cursor=x", "/v1/users/nobody/events", "/v1/model"),
+    *("/v1/items/popular", "/metrics", "/healthz", "/nothing", "/v1/users/%00", "/v1/events", f"{USERS_LIST}?k=0"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_cache_may_store_what_concerns_a_user_or_a_tenant(shared_client: Client, path: str) -> None:
+    ((_, headers, _),) = shared_client.runner.run(Server(shared_client).exchange(request(path)))
+    assert headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/v1/recommendations", "/v1/recommendations?", "/v1/portable/recommendations"])
+def test_nor_the_answers_to_calls_with_a_body(shared_client: Client, path: str) -> None:
+    sent = post({"user_id": "ada"}, path=path)
+    ((_, headers, _),) = shared_client.runner.run(Server(shared_client).exchange(sent))
+    assert headers["cache-control"] == "no-store"
+
+
+def test_the_script_for_pages_is_for_everybody(shared_client: Client) -> None:
+    assert shared_client.get("/client.js").headers["cache-control"] == "public, max-age=3600"
