@@ -20,6 +20,7 @@ HEADERS = {
 router = GuardedRouter()
 
 
+@router.head("/client.js", include_in_schema=False, dependencies=[NO_SCOPE])  # caches and monitors ask so
 @router.get("/client.js", include_in_schema=False, dependencies=[NO_SCOPE])
 async def get_client() -> Response:
     """Return `clients/client.js`, which docs/how-to/integrate/browser.md describes."""

@@ -28,4 +28,7 @@ def test_nor_the_answers_to_calls_with_a_body(shared_client: Client, path: str) 
 
 
 def test_the_script_for_pages_is_for_everybody(shared_client: Client) -> None:
-    assert shared_client.get("/client.js").headers["cache-control"] == "public, max-age=3600"
+    script, head = shared_client.get("/client.js"), shared_client.request("HEAD", "/client.js")
+    assert (script.status_code, head.status_code, head.content) == (200, 200, b"")
+    assert script.headers["cache-control"] == head.headers["cache-control"] == "public, max-age=3600"
+    assert head.headers["content-length"] == str(len(script.content))
