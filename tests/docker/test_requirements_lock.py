@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from importlib.metadata import metadata, requires, version
 from pathlib import Path
@@ -110,3 +111,13 @@ def test_the_image_takes_nothing_without_a_hash() -> None:
     wheel = re.search(r"pip wheel [^&;\n]*", text)
     assert wheel is not None
     assert "--no-build-isolation" in wheel[0]
+
+
+def test_the_image_takes_torch_for_arm_which_has_no_tests(tmp_path: Path) -> None:
+    (remove,) = re.findall(r"rm -.*; \\\n *find .*", (ROOT / "docker" / "Dockerfile").read_text())
+    for name in ("bin/protoc", "bin/torch_shm_manager", "include/torch.h", "lib/libtorch.so"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    subprocess.run(["sh", "-ec", f"installed={tmp_path}; {remove}"], check=True)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"bin/torch_shm_manager", "lib/libtorch.so"}
