@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from mmap import PAGESIZE
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 from model.config import Config
 from model.data.arrays import IN_MEMORY, Arrays, MappedArrays
@@ -23,6 +24,7 @@ BYTES_PER_NAME = 200  # of a user, an item or an order
 BYTES_PER_ITEM = 8_192  # for its scores during validation, and its texts while the model is written
 SMALLEST_PIECE = 64 * MIB
 SCORES_AT_ONCE = 5  # of a batch: the scores, their exponentials and gradients
+STATM = Path("/proc/self/statm")  # only Linux has it
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ def needed_bytes(config: Config, items: int, others: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Return the current memory of this process, in bytes."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * PAGESIZE
+    """Return the current memory of this process, in bytes; except on Linux, the most that it had."""
+    if STATM.exists():
+        return int(STATM.read_text().split()[1]) * PAGESIZE
+    return getrusage(RUSAGE_SELF).ru_maxrss  # macOS counts bytes
 
 
 def in_gib(size: int) -> str:

@@ -42,7 +42,8 @@ def threads_kept() -> Iterator[None]:
 
 def cores_in_use() -> str:
     """Return the number of PyTorch's threads, and the number of cores that this process may use, as text."""
-    return f"{torch.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS lacks it
+    return f"{torch.get_num_threads()} of {cores} cores"
 
 
 def openblas_functions(verb: Literal["get", "set"]) -> list[Callable[..., Any]]:

@@ -1,10 +1,17 @@
-"""The threads of a training: numpy computes with as many as PyTorch, whatever the number of cores."""
+"""What a training takes of its machine: numpy computes with as many threads as PyTorch, and not only Linux tells."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.training import memory
+from model.training.threads import cores_in_use
 
 PRINT_VECTORS = """
 import hashlib
@@ -31,3 +38,14 @@ def vectors_where_numpy_began_with(threads: int) -> str:
 
 def test_item_vectors_do_not_depend_on_the_number_of_cores() -> None:
     assert vectors_where_numpy_began_with(1) == vectors_where_numpy_began_with(2)
+
+
+def test_cores_are_counted_where_processes_are_not_bound_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert cores_in_use() == f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+
+
+def test_memory_is_told_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    current = memory.resident_bytes()
+    monkeypatch.setattr(memory, "STATM", tmp_path / "statm")  # as on macOS
+    assert current / 2 < memory.resident_bytes() * 1024  # what macOS tells in bytes, Linux tells in KiB
