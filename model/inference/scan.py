@@ -5,6 +5,7 @@ Given the k-th best score so far, it first rules out items, 256 at a time. The r
 float32, summed in the same order as in ``scores``. The paths only differ in how they rule out items:
 
 ``portable``  by their scores, in float32
+``neon``      by 8-bit deficits, looked up in four tables of 64 entries each (ARM, 64 bits)
 ``avx2``      by 8-bit deficits, looked up by byte shuffles of sixteen entries each
 ``vbmi``      by 8-bit deficits, looked up by byte permutes of 128 entries each (AVX-512 VBMI)
 
@@ -33,7 +34,7 @@ from torch import Tensor
 from model.inference import bitmap, scan_kernel
 from model.inference.scan_kernel import BLOCK, SMALLEST_RANGE
 
-ScanPath = Literal["portable", "avx2", "vbmi"]
+ScanPath = Literal["portable", "neon", "avx2", "vbmi"]
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 BIAS_LEVELS = 256  # of the bias
@@ -41,8 +42,13 @@ SAMPLED_BIASES = 1 << 18  # the largest sample of biases that places the levels
 SAMPLED_BLOCKS = 1 << 10  # the largest sample of blocks that shows which rows are narrow
 NARROW = 128  # the mean range of codes below which a row is narrow
 CACHE_LINE = 64
-CPU_FEATURES: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
-
+CPU_FEATURES: dict[ScanPath, set[str]] = {
+    "portable": set(),
+    "neon": {"aarch64"},  # each such CPU has NEON
+    "avx2": {"+avx2"},
+    "vbmi": {"+avx512bw", "+avx512vbmi"},
+}
+DEFICITS: dict[ScanPath, tuple[int, ...]] = {"neon": (4, 4, 16), "avx2": (16, 16), "vbmi": (256,)}  # of a row
 
 MOST_SETS = 4  # whose gains a scan adds by itself: more take longer than one pass over the sets beforehand
 NO_GAINS = np.empty(0, np.float32)
@@ -200,7 +206,7 @@ class Scan:
         rows = self._catalogue.lanes.shape[1]
         if self._path == "portable":
             return np.empty((queries, BLOCK), np.float32)
-        return np.empty((queries, rows, 256) if self._path == "vbmi" else (queries, rows, 16, 16), np.uint8)
+        return np.empty((queries, rows, *DEFICITS[self._path]), np.uint8)
 
     def _compile(self, codes: NDArray[np.uint8]) -> None:
         """Compile, or load the compiled code, before the first request; also what explains scores."""
@@ -219,8 +225,9 @@ class Scan:
 
 def supported_paths() -> tuple[ScanPath, ...]:
     """Return the paths that this CPU supports, the fastest last."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()  # of the CPU that numba compiles for
-    return tuple(path for path in get_args(ScanPath) if CPU_FEATURES[path] <= set(features.split(",")))
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()  # of the CPU that numba compiles for
+    has = {triple.partition("-")[0].replace("arm64", "aarch64"), *features.split(",")}  # arm64 is Apple's name
+    return tuple(path for path in get_args(ScanPath) if CPU_FEATURES[path] <= has)
 
 
 def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ All of it is in one file, because numba recompiles a function only when the func
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numba
@@ -69,8 +70,8 @@ class Batch(NamedTuple):
 
     tables         (Q, B', W')  float32, inner products with the codewords
     excluded       (Q, words)   uint64, bitmaps of the excluded items; or (1, words), one for all queries
-    scratch        memory whose type selects the path: (Q, 256) float32 for portable, (Q, rows, 256) uint8 deficits for
-                   vbmi, (Q, rows, 16, 16) uint8 deficits for avx2
+    scratch        memory whose type selects the path: (Q, 256) float32 for portable, uint8 deficits (Q, rows, 256) for
+                   vbmi, (Q, rows, 16, 16) for avx2 and (Q, rows, 4, 4, 16) for neon
     lifted         (Q, F)       int64, distinct lifted items, padded with -1
     lifted_scores  (Q, F)       float32, their scores including the gains
     lifted_filter  (Q, 64)      uint64, their Bloom filter: the bit of an item is its number modulo 4096
@@ -688,7 +689,7 @@ def _choose_find_least(table, deficits, narrow, least):
 def _choose_find_survivors(lanes, bias, block, following, leaves_early, table, worst, item_deficits, scratch, passing):
     if scratch.dtype == types.float32:
         return _survivors_by_score
-    return _survivors_by_permute if scratch.ndim == 2 else _survivors_by_shuffle
+    return {2: _survivors_by_permute, 3: _survivors_by_shuffle, 4: _survivors_by_table}[scratch.ndim]
 
 
 def _skip_deficits(catalogue, table, best_products, bounds, scratch):
@@ -757,6 +758,10 @@ def _survivors_by_shuffle(lanes, bias, block, following, leaves_early, table, wo
     _sum_by_shuffle(lanes, block, following, leaves_early, scratch, item_deficits, passing)
 
 
+def _survivors_by_table(lanes, bias, block, following, leaves_early, table, worst, item_deficits, scratch, passing):
+    _sum_by_table(lanes, block, following, leaves_early, scratch, item_deficits, passing)
+
+
 @intrinsic
 def _lowest_bit(typing_context, word):
     def generate(context, builder, signature, args):
@@ -810,6 +815,26 @@ def _sum_by_shuffle(typing_context, lanes, block, following, leaves_early, defic
 
     args = lanes, types.intp, types.intp, types.boolean, deficits, item_deficits, passing
     return types.none(*args), _saturating_sum(look_up, vector, at_once=2)
+
+
+@intrinsic
+def _sum_by_table(typing_context, lanes, block, following, leaves_early, deficits, item_deficits, passing):
+    """Find the same items with deficits (rows, 4, 4, 16): four tables of 64 entries, each in four registers."""
+    vector = ir.VectorType(ir.IntType(8), 16)
+
+    def look_up(builder, deficits, codes):
+        table = _declare(builder, "llvm.aarch64.neon.tbl4.v16i8", vector, 5)  # 0 for codes that are not in the table
+        registers = [_load(builder, deficits, 16 * part, vector) for part in range(16)]
+        for one in codes:
+            places = (builder.xor(one, ir.Constant(vector, [first] * 16)) for first in (0, 64, 128, 192))
+            losses = [
+                builder.call(table, [*registers[part : part + 4], place])
+                for part, place in zip(range(0, 16, 4), places, strict=True)
+            ]
+            yield reduce(builder.or_, losses)
+
+    args = lanes, types.intp, types.intp, types.boolean, deficits, item_deficits, passing
+    return types.none(*args), _saturating_sum(look_up, vector, at_once=4)
 
 
 def _saturating_sum(look_up, vector, at_once):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -247,3 +248,23 @@ def test_a_path_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="this CPU does not support abacus; it supports: portable"):
         Scan(np.zeros((1, 1), np.uint8), np.zeros(1, np.float32), "abacus")  # type: ignore[arg-type]
     assert supported_paths()[0] == "portable"
+
+
+@pytest.mark.parametrize(
+    ("triple", "features", "paths"),
+    [
+        ("x86_64-unknown-linux-gnu", "+sse4.2,-avx2", ("portable",)),
+        ("x86_64-unknown-linux-gnu", "+avx2,+avx512bw", ("portable", "avx2")),
+        ("x86_64-unknown-linux-gnu", "+avx2,+avx512bw,+avx512vbmi", ("portable", "avx2", "vbmi")),
+        ("aarch64-unknown-linux-gnu", "+neon,+sve", ("portable", "neon")),
+        ("aarch64-unknown-linux-gnu", "", ("portable", "neon")),  # an emulated one tells no features
+        ("arm64-apple-darwin24.6.0", "+neon", ("portable", "neon")),
+    ],
+)
+def test_a_processor_has_the_paths_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch, triple: str, features: str, paths: tuple[ScanPath, ...]
+) -> None:
+    codegen = SimpleNamespace(magic_tuple=lambda: (triple, "generic", features))
+    target = SimpleNamespace(target_context=SimpleNamespace(codegen=lambda: codegen))
+    monkeypatch.setattr("model.inference.scan.cpu_target", target)
+    assert supported_paths() == paths
