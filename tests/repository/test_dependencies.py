@@ -9,9 +9,11 @@ import tomllib
 from collections.abc import Collection, Iterator
 from functools import cache
 from importlib.metadata import packages_distributions, requires
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("app", "clients", "lisarec", "model", "storage")
@@ -70,6 +72,17 @@ def test_what_the_product_imports_is_declared() -> None:
 
 def test_what_the_client_imports_is_declared_by_itself() -> None:
     assert missing(CLIENT, [*CLIENT.rglob("*.py")]) == set()
+
+
+def test_a_package_has_one_lower_bound_in_all_tables() -> None:
+    bounds: dict[str, set[str]] = {}
+    for project in (ROOT, CLIENT):
+        table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for one in map(Requirement, chain(table["dependencies"], *table["optional-dependencies"].values())):
+            lower = [bound.version for bound in one.specifier if bound.operator in (">=", "==")]
+            bounds.setdefault(normalised(one.name), set()).update(lower or ["none"])
+    assert len(bounds) > 40
+    assert {name: versions for name, versions in bounds.items() if len(versions) > 1 or "none" in versions} == {}
 
 
 @pytest.mark.parametrize("name", ["numpy", "httpx", "protobuf", "uvicorn"])
