@@ -218,11 +218,15 @@ class InlineReader:
 def connect(path: Path) -> sqlite3.Connection:
     """Open a connection whose commits are synced to disk."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = ON")  # moved or deleted data leave no copy behind in the pages
-    connection.execute("PRAGMA cache_size = -32768")  # KiB
-    connection.execute("PRAGMA wal_autocheckpoint = 8192")  # pages; a checkpoint syncs the whole file once more
-    connection.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")  # of a log that is restarted
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")  # moved or deleted data leave no copy behind in the pages
+        connection.execute("PRAGMA cache_size = -32768")  # KiB
+        connection.execute("PRAGMA wal_autocheckpoint = 8192")  # pages; a checkpoint syncs the whole file once more
+        connection.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")  # of a log that is restarted
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
