@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import threading
@@ -170,7 +171,7 @@ class InLoop:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
-        if not asyncio.iscoroutinefunction(method):
+        if not inspect.iscoroutinefunction(method):
             return method
         return lambda *arguments, **options: self._runner.run(method(*arguments, **options))
 
