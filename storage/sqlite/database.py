@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,15 +44,18 @@ class Database:
             require_aggregates(connection)
             _switch_to_wal(connection)
             create_schema(connection, path)
-        readers, long_reader, inline = [self.connect() for _ in range(READERS)], [self.connect()], self.connect()
-        for connection in (*readers, *long_reader, inline):
-            connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens the write-ahead log
-        self._files = OpenFiles(path)
+        with ExitStack() as opened:  # closes them if one fails
+            connections = [opened.enter_context(closing(self.connect())) for _ in range(READERS + 4)]
+            long_reader, inline, writer, checkpoints, *readers = connections
+            for connection in (*readers, long_reader, inline):
+                connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens the write-ahead log
+            self._files = OpenFiles(path)
+            opened.pop_all()
         self._readers = _Readers(readers, self._files, "sqlite-reader")
-        self._long_reader = _Readers(long_reader, self._files, "sqlite-long-reader")
+        self._long_reader = _Readers([long_reader], self._files, "sqlite-long-reader")
         self._inline = InlineReader(inline, self._files)
-        self._writer = WriterThread(self.connect(), max_waiting_events, self._files)
-        self._checkpoints = CheckpointThread(self.connect(), self._files)
+        self._writer = WriterThread(writer, max_waiting_events, self._files)
+        self._checkpoints = CheckpointThread(checkpoints, self._files)
         self._closed = False
 
     def connect(self) -> sqlite3.Connection:

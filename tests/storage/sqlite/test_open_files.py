@@ -7,13 +7,14 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from storage.errors import StorageUnavailable
 from storage.sqlite.connections.checkpoints import TURN_S
 from storage.sqlite.connections.open_files import PARTS, OpenFiles
-from storage.sqlite.database import FILE_NAME, Database
+from storage.sqlite.database import FILE_NAME, Database, connect
 from storage.sqlite.store import MAX_WAITING_EVENTS, SQLiteStore
 from tests.storage.oracles.random_events import click, make_generation
 from tests.waiting import PATIENCE_S, until
@@ -95,6 +96,26 @@ def test_a_file_that_is_damaged_while_it_is_opened_is_named(tmp_path: Path) -> N
     with pytest.raises(StorageUnavailable, match=f"cannot open '{tmp_path / FILE_NAME}'"):
         database.connect()
     asyncio.run(database.close())
+
+
+def test_a_database_that_cannot_be_opened_leaves_no_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python closes it by itself, later, and warns of it from 3.13 on."""
+    opened: list[sqlite3.Connection] = []
+
+    def noted_connect(path: Path) -> sqlite3.Connection:
+        opened.append(connect(path))
+        return opened[-1]
+
+    monkeypatch.setattr("storage.sqlite.database.connect", noted_connect)
+    monkeypatch.setattr(OpenFiles, "__init__", Mock(side_effect=FileNotFoundError))
+    with pytest.raises(FileNotFoundError):
+        Database(tmp_path / FILE_NAME, MAX_WAITING_EVENTS)
+    assert len(opened) > 5
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
 
 
 def test_every_acknowledged_event_is_in_the_file_when_it_is_put_back(tmp_path: Path) -> None:
