@@ -108,7 +108,11 @@ def test_each_version_of_python_that_is_tested_is_one_that_the_project_allows() 
         if "strategy" in job
     )
     assert matrix[0] == "3.11"
-    assert 'requires-python = ">=3.11"' in (ROOT / "pyproject.toml").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'requires-python = ">=3.11"' in project
+    assert re.findall(r'"Programming Language :: Python :: ([0-9.]+)"', project) == matrix
+    page = (ROOT / "docs/explanation/decisions/dependencies.md").read_text()
+    assert f"on Python {', '.join(matrix[:-1])} and {matrix[-1]}." in page
 
 
 class TestRelease:
