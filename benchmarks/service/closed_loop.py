@@ -5,7 +5,7 @@ With `--items 0` it serves a directory that was enlarged before. wrk sends the l
 number of connections that send the next request after the response. Both versions serve at once, and take turns.
 
     python -m benchmarks.service.closed_loop --model models/ml-1m --redis 2
-    python -m benchmarks.service.closed_loop --model models/ml-1m --redis 2 --socket --other . --load event:1
+    python -m benchmarks.service.closed_loop --model models/ml-1m --redis 2 --load recommendation:1 --load event:1
     git worktree add ../before 07fa73e7^
     python -m benchmarks.service.closed_loop --model models/of-before --items 0 --redis 2 --other ../before
 """
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, get_args
-from urllib.parse import urlsplit
 
 import polars as pl
 import psutil
@@ -40,11 +39,9 @@ from benchmarks.service.comparison.wrk import Answered, cpu_s, require_wrk, send
 from model.artifact.model_directory import ITEMS
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 4  # of each load in each turn
 WARM_UP_S = 2
 PAUSES = "with pauses, at half of its rate"
 PACED_CONNECTIONS = 64
-Store = Literal["sqlite", "redis", "redis over a socket"]
 Kind = Literal["health", "recommendation", "event", "hundred", "mixed"]
 SCRIPTS: Mapping[Kind, str] = {
     "health": 'request = function() return wrk.format("GET", "/healthz") end',
@@ -142,7 +139,7 @@ def main(
     redis: Annotated[int, typer.Option(min=0, help="Processes on Redis; 0 is one process on SQLite.")] = 0,
     load: Annotated[list[str], typer.Option(help="Kind of request and number of connections.")] = list(DEFAULT_LOADS),  # noqa: B006, typer copies it
     turns: Annotated[int, typer.Option(min=1, help="Of each load and version.")] = 5,
-    socket: Annotated[bool, typer.Option("--socket", help="Let this version reach Redis over a Unix socket.")] = False,
+    seconds: Annotated[int, typer.Option(min=1, help="Of each load in each turn.")] = 4,
 ) -> None:
     """Print the medians of the turns for each load and version, and the ratios of the versions."""
     require_wrk()
@@ -155,12 +152,12 @@ def main(
         count = pl.read_parquet(served / ITEMS).height
         checkouts = {"this": ROOT} | ({"other": other.resolve()} if other else {})
         options = ["--model", str(served), "--workers", str(max(redis, 1))]
-        versions = []
-        for name, code in checkouts.items():
-            how: Store = "sqlite" if not redis else "redis over a socket" if socket and name == "this" else "redis"
-            versions.append(stack.enter_context(_serving(name, code, options, how)))
-            post_histories(versions[-1].url, count)
-        measured = _take_turns(versions, loads, count, turns)
+        versions = [
+            stack.enter_context(_serving(name, checkouts[name], options, on_redis=redis > 0)) for name in checkouts
+        ]
+        for version in versions:
+            post_histories(version.url, count)
+        measured = _take_turns(versions, loads, count, turns, seconds)
     where = f"{redis} processes on Redis" if redis else "one process on SQLite"
     _print(f"{count:,} items, {where}, {cpu()}; medians of {turns} turns", measured)
     if other:
@@ -168,14 +165,14 @@ def main(
 
 
 def _take_turns(
-    versions: Sequence[Version], loads: Sequence[Load], items: int, turns: int
+    versions: Sequence[Version], loads: Sequence[Load], items: int, turns: int, seconds: int
 ) -> Mapping[str, Mapping[str, list[Measured]]]:
     """Send every load to every version in each turn; return what was measured, by load and version."""
     numbers = f"USERS, ITEMS = {USERS}, {items}\n"
     measured: defaultdict[str, defaultdict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
 
     def send_load(name: str, version: Version, script: str, connections: int) -> Measured:
-        found = _measure(version, numbers + script, connections)
+        found = _measure(version, numbers + script, connections, seconds)
         measured[name][version.name].append(found)
         console.print(f"{name}, {version.name}: {found.rate:,.0f}/s, p50 {found.p50_us:,.0f} µs")
         return found
@@ -195,13 +192,13 @@ def _take_turns(
     return measured
 
 
-def _measure(version: Version, script: str, connections: int) -> Measured:
+def _measure(version: Version, script: str, connections: int, seconds: int) -> Measured:
     before_s = _cpu_s(version)
-    answered: Answered = send(version.url, script, connections, SECONDS)
+    answered: Answered = send(version.url, script, connections, seconds)
     service_us, redis_us = (
         (after - before) / answered.requests * 1e6 for before, after in zip(before_s, _cpu_s(version), strict=True)
     )
-    rate = answered.requests / SECONDS
+    rate = answered.requests / seconds
     return Measured(rate, answered.p50_us, answered.p90_us, answered.p99_us, service_us, redis_us)
 
 
@@ -210,19 +207,16 @@ def _cpu_s(version: Version) -> tuple[float, float]:
 
 
 @contextmanager
-def _serving(name: str, code: Path, options: Sequence[str], store: Store) -> Iterator[Version]:
+def _serving(name: str, code: Path, options: Sequence[str], *, on_redis: bool) -> Iterator[Version]:
     """Serve from this checkout, on a new store."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-P", "-m", "app", "serve", "--port", str(port), *options]
     with ExitStack() as stack:
         directory, redis = stack.enter_context(TemporaryDirectory()), None
-        if store != "sqlite":
+        if on_redis:
             before = set(psutil.Process().children())
-            path = f"{directory}/redis.sock"
-            redis_url = stack.enter_context(redis_server(Path(directory), "--unixsocket", path))
+            command += ["--redis-url", stack.enter_context(redis_server(Path(directory)))]
             (redis,) = set(psutil.Process().children()) - before
-            login = urlsplit(redis_url).netloc.rpartition("@")[0]
-            command += ["--redis-url", redis_url if store == "redis" else f"unix://{login}@{path}"]
         else:
             command += ["--data-dir", directory]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}

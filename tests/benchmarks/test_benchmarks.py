@@ -107,9 +107,8 @@ def test_every_load_of_both_versions_is_printed_with_their_ratios(
 ) -> None:
     require_servers("wrk")
     monkeypatch.setattr(closed_loop, "WARM_UP_S", 1)
-    monkeypatch.setattr(closed_loop, "SECONDS", 1)
     loads = ["hundred:1", "mixed:2"]
-    closed_loop.main(model, other=closed_loop.ROOT, items=1_000, redis=1, load=loads, turns=1, socket=True)
+    closed_loop.main(model, other=closed_loop.ROOT, items=1_000, redis=1, load=loads, turns=1, seconds=1)
     printed = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│ ")]
     medians, ratios = ([row for row in printed if len(row) == width] for width in (10, 6))
     names = [*loads, f"mixed:2 {closed_loop.PAUSES}"]
