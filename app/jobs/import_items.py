@@ -45,15 +45,15 @@ logger = logging.getLogger(__name__)
 
 
 def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
-    """Return the types of the service's properties; none if the key may not read them, or no service answers."""
+    """Return the types of the service's properties; none if the key may not read them, or no lisarec answers."""
     service = ServiceAddress.of(url)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         with httpx.Client(**service.of_client(), timeout=TIMEOUT_S, headers=headers) as client:
             answer = client.get("/v1/admin/properties")
-    except httpx.TransportError:
+        return dict(answer.json()["items"]) if answer.status_code == httpx.codes.OK else {}
+    except (httpx.TransportError, ValueError, TypeError, KeyError):
         return {}
-    return dict(answer.json()["items"]) if answer.status_code == httpx.codes.OK else {}
 
 
 def read(

@@ -200,9 +200,11 @@ def test_errors_of_a_mapped_table_name_the_options_and_the_own_file(
 
 
 def test_a_key_that_may_not_read_types_lets_cells_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpx.Client, "get", lambda *_args, **_options: httpx.Response(403))
-    assert held_types("http://service", "key") == {}
     assert held_types("http://127.0.0.1:9") == {}
+    of_others = [httpx.Response(200, content=body) for body in (b"<html>", b"[]", b"{}", b'{"items": 7}')]
+    for response in (httpx.Response(403), *of_others):
+        monkeypatch.setattr(httpx.Client, "get", lambda *_, response=response, **__: response)
+        assert held_types("http://service", "key") == {}
 
 
 def test_an_import_without_a_key_says_how_to_pass_one(
