@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import polars as pl
 
-from app.jobs.replay import RETRY_FOR_S, TIMEOUT_S, Retries, ServiceAddress
+from app.jobs.replay import RETRY_FOR_S, TIMEOUT_S, Retries, ServiceAddress, counted
 from app.schemas.properties import NAME_RULE, is_property_name, similar_property_name
 from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts, with_rfc3339_times
 from model.data.exports.mapping import TableMapping
@@ -274,7 +274,7 @@ def _send(client: httpx.Client, batch: list[ItemJson], begin: int, retries: Retr
             failure = exc
         else:
             if failure.status_code == httpx.codes.OK:
-                return int(failure.json()["unknown_items"])
+                return counted(failure, "unknown_items")[0]
         time.sleep(
             retries.pause_s(failure, lambda index: f"item {batch[index]['item_id']!r} (row {begin + index + 1:,})")
         )

@@ -282,16 +282,18 @@ async def _post(
         return exc
     if answer.status_code != httpx.codes.OK:
         return answer
-    _add_counts(counts, answer)
+    accepted, duplicates, unknown_items = counted(answer, "accepted", "duplicates", "unknown_items")
+    counts.accepted += accepted
+    counts.duplicates += duplicates
+    counts.unknown_items += unknown_items
     return None
 
 
-def _add_counts(counts: ReplayCounts, answer: httpx.Response) -> None:
+def counted(answer: httpx.Response, *names: str) -> list[int]:
+    """Return these counts of a successful response; raise ReplayError if it has none, because it is not lisarec's."""
     try:
-        counted = answer.json()
-        counts.accepted += int(counted["accepted"])
-        counts.duplicates += int(counted["duplicates"])
-        counts.unknown_items += int(counted["unknown_items"])
+        counts = answer.json()
+        return [int(counts[name]) for name in names]
     except (ValueError, TypeError, LookupError) as exc:
         raise ReplayError(f"the server at {answer.url} is not lisarec; check the URL") from exc
 

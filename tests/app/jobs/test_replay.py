@@ -19,6 +19,7 @@ import pytest
 
 from app.cli.main import main
 from app.jobs.datasets.writer import write_interactions
+from app.jobs.import_items import send
 from app.jobs.replay import EventJson, ReplayCounts, ReplayError, histories, replay, wait_for_service
 from benchmarks.harness.service_process import free_port
 from model.data.interactions import Interactions
@@ -286,9 +287,8 @@ class TestGivesUp:
             run(service, interactions, concurrency=1, retry_for_s=0.3)
 
     def test_at_once_when_nobody_is_there(self, interactions: Interactions) -> None:
-        with pytest.raises(
-            ReplayError, match=r"127\.0\.0\.1:9 cannot be reached .*; start the service with 'lisarec serve'"
-        ):
+        message = r"127\.0\.0\.1:9 cannot be reached .*; start the service with 'lisarec serve'"
+        with pytest.raises(ReplayError, match=message):
             run(Service(url="http://127.0.0.1:9"), interactions)
 
     def test_when_the_service_goes_away(self, service: Service, interactions: Interactions) -> None:
@@ -298,9 +298,10 @@ class TestGivesUp:
 
     @pytest.mark.parametrize("answer", [b"<html>welcome</html>", {"ok": True}, [1]], ids=str)
     def test_when_somebody_else_is_there(self, service: Service, interactions: Interactions, answer: object) -> None:
-        service.answers = [(200, answer)]
-        with pytest.raises(ReplayError, match="is not lisarec; check the URL"):
-            run(service, interactions, concurrency=1)
+        for post in (lambda: run(service, interactions), lambda: send([{"user_id": "ada"}], service.url)):
+            service.answers = [(200, answer)] * 9
+            with pytest.raises(ReplayError, match="is not lisarec; check the URL"):
+                post()
 
     @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "", "http://", "http://a:b", "/v1"])
     def test_before_it_starts_when_the_address_is_none(self, interactions: Interactions, url: str) -> None:
