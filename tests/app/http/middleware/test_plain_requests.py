@@ -218,8 +218,8 @@ class TestKeys:
     def test_a_key_above_its_rate_is_refused_as_by_the_app(
         self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        now_s = time.time()  # the seconds to wait would differ where a second ends between both answers
-        monkeypatch.setattr(quota_counters, "time", SimpleNamespace(time=lambda: now_s))
+        now_s = time.monotonic()  # the seconds to wait would differ where a second ends between both answers
+        monkeypatch.setattr(quota_counters, "time", SimpleNamespace(monotonic=lambda: now_s))
         server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1]['a key with a low rate']}"
         queries = "", "?k=3", "?k=2"
         asked = [request(f"{PATH.format('ada')}{query}", authorised) for query in queries]
