@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from app.errors import NotHttp
 
 VERSIONS = frozenset({"1.0", "1.1"})
-HOST = re.compile(rb"(?:[\w.~!$&'()*+,;=%-]*|\[[\w.~:%-]+\])(?::\d*)?")  # \w is ASCII
+BLANKS = b" \t"  # the parser leaves those that follow a value
+HOST = re.compile(rb"(?:[\w.~!$&'()*+,;=%-]*|\[[\w.~:%-]+\])(?::\d*)?[ \t]*")  # \w is ASCII
 
 
 def check_head(version: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -26,7 +27,7 @@ def check_head(version: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
             if host is not None or HOST.fullmatch(value) is None:
                 raise NotHttp("a request must have one Host header, with a host; nothing was done")
             host = value
-        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+        elif name == b"transfer-encoding" and value.rstrip(BLANKS).lower() != b"chunked":
             raise NotHttp("the only Transfer-Encoding that this service reads is chunked; nothing was done")
     if host is None and version == "1.1":
         raise NotHttp("a request must have a Host header; nothing was done")

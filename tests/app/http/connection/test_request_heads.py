@@ -27,6 +27,7 @@ REFUSED = {
     "HTTP/2 in the form of HTTP/1": "GET {} HTTP/2.0\r\nHost: a\r\n\r\n",
     "HTTP/0.9 with headers": "GET {} HTTP/0.9\r\nHost: a\r\n\r\n",
     "an encoded body": "POST {} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "a blank in the host": "GET {} HTTP/1.1\r\nHost: a b\r\n\r\n",
     "two encodings": "POST {} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: x\r\nTransfer-Encoding: chunked\r\n\r\n",
 }
 HOSTS = [
@@ -39,6 +40,8 @@ HOSTS = [
     "",
     "x:",
     "xn--bcher-kva.example",
+    "blanks.example \t ",
+    " ",
 ]
 
 
@@ -70,6 +73,16 @@ def test_what_a_server_must_refuse_is_refused(known: Client, head: str, target: 
 def test_every_form_of_a_host_is_taken(known: Client, host: str, target: str) -> None:
     sent = request(target).replace(b"Host: x", f"Host: {host}".encode())
     ((status, _, _),) = known.runner.run(Server(known).exchange(sent))
+    assert status == 200
+
+
+@pytest.mark.parametrize("encoding", ["chunked", "Chunked", "chunked  "])
+def test_every_form_of_the_one_encoding_is_taken(known: Client, encoding: str) -> None:
+    body = json.dumps({"user_id": "ada"}).encode()
+    head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: {encoding}\r\n\r\n"
+    ((status, _, _),) = known.runner.run(
+        Server(known).exchange(b"%b%x\r\n%b\r\n0\r\n\r\n" % (head.encode(), len(body), body))
+    )
     assert status == 200
 
 
