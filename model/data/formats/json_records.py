@@ -38,21 +38,22 @@ def json_records(path: Path, raw: bytes) -> pl.DataFrame:
     raw = raw.removeprefix(BYTE_ORDER_MARK)
     if not raw.strip():
         raise DataError(f"{path} is empty; it needs at least one record")
+    is_array = ARRAY.match(raw) is not None
     try:
-        if ARRAY.match(raw):
+        if is_array:
             frame = pl.read_json(io.BytesIO(raw), infer_schema_length=None)
         else:
             frame = pl.read_ndjson(io.BytesIO(raw), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as exc:
         raise _first_problem(path, raw) or DataError(f"{path} cannot be read: {str(exc)[:200]}") from exc
-    may_hide_booleans = any(map(_has_numbers, frame.dtypes)) and BOOLEAN.search(raw) is not None
+    may_hide_booleans = is_array and any(map(_has_numbers, frame.dtypes)) and BOOLEAN.search(raw) is not None
     if (may_hide_booleans or any(map(_may_hide_json, frame))) and (problem := _first_problem(path, raw)):
         raise problem
     return frame
 
 
 def _has_numbers(dtype: pl.DataType | pl.datatypes.DataTypeClass) -> bool:
-    """Return whether a column of that type has numbers; in an array, polars reads a boolean beside them as 1 or 0."""
+    """Return whether a column of that type has numbers; only in an array, polars reads booleans as numbers."""
     if isinstance(dtype, pl.Struct):
         return any(map(_has_numbers, dtype.to_schema().values()))
     return _has_numbers(dtype.inner) if isinstance(dtype, pl.List) else dtype.is_numeric()
