@@ -105,6 +105,17 @@ def test_no_unit_of_systemd_writes_code_that_another_one_runs() -> None:
     assert not re.search(r"^(CacheDirectory|ReadWritePaths|BindPaths)=(?!%p$)", page, re.MULTILINE)
 
 
+def test_each_cache_of_commands_is_made_before_it_is_used_and_is_no_other_s() -> None:
+    """Systemd makes those of units only when they start; until then, an upgrade from one shared cache has none."""
+    page = (FOLDER / "systemd.md").read_text(encoding="utf-8")
+    used = re.findall(r"^(.*?)NUMBA_CACHE_DIR=(/var/cache/[\w-]+)/numba", page, re.MULTILINE | re.DOTALL)
+    before = ""
+    for text, cache in used:
+        before += text
+        assert re.search(rf"^ *sudo install -d .* -o lisarec .*{cache}$", before, re.MULTILINE), cache
+    assert [cache for _, cache in used] == ["/var/cache/lisarec", "/var/cache/lisarec-app"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_compose_takes_what_a_page_adds_to_its_file(page: Path, tmp_path: Path) -> None:
     if shutil.which("docker-compose") is None:
