@@ -151,6 +151,13 @@ def test_only_what_makes_the_secrets_sees_all_that_are_given() -> None:
         name for name, one in COMPOSE.items() if any(v.startswith("./secrets:") for v in one.get("volumes", []))
     }
     assert sees_all == {"secrets"}
+    (seen,) = {
+        v.partition(":")[0] for name in ("consume", "publish") for v in COMPOSE[name]["volumes"] if "/given" in v
+    }
+    upgrade = compose.ROOT / "docs" / "how-to" / "deploy" / "upgrade.md"
+    assert f"into `{seen.removeprefix('./')}`" in upgrade.read_text(encoding="utf-8")
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in upgrade.parent.glob("*.md"))
+    assert "can read this folder" not in pages
 
 
 def test_replicas_have_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
