@@ -118,15 +118,15 @@ def disk_sync_ms() -> tuple[float, float]:
 def running_target(service: ServiceAddress) -> BenchTarget:
     """Return the target for a running service, whose store keeps the events.
 
-    raises  ValueError  when no service answers there
+    raises  ValueError  when no service answers there, or the load generator cannot log in
     """
-    url = service.url
+    url, place = service.url, httpx.URL(service.url)
+    if service.auth is not None or place.scheme != "http":
+        raise ValueError("the load has neither TLS nor a password; pass the service's own address as http://HOST:PORT")
     try:
-        answer = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}, auth=service.auth)
-        popular = answer.raise_for_status().json()["items"]
+        popular = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
     except httpx.HTTPError as exc:
         raise ValueError(f"{url} does not answer like a lisarec service without API keys ({exc})") from exc
-    place = httpx.URL(url)
     return BenchTarget([(place.host, place.port or 80)], [item["item_id"] for item in popular])
 
 

@@ -113,6 +113,16 @@ def test_no_error_prints_it(
     require_none_of("qqw/xxz", printed)
 
 
+def test_a_load_without_the_password_is_not_begun(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would measure refusals."""
+    url = place(200, {"items": [{"item_id": "a"}]})
+    for address in (url, url.replace("http://", "https://"), "https://127.0.0.1:9"):
+        assert run_command("bench", "--url", address) == 1
+        printed = "".join(capsys.readouterr())
+        assert "neither TLS nor a password" in printed
+        require_none_of(ENCODED, printed)
+
+
 def test_somebody_else_at_the_url_is_named_without_it(
     place: Place, tables: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
