@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,17 @@ class Process:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+@contextmanager
+def running(directory: Path, model_dir: Path) -> Iterator[Process]:
+    """Serve a model on a new SQLite store in the directory."""
+    process = Process(directory / "log", model_dir=model_dir, data_dir=directory)
+    try:
+        process.wait_until_ready()
+        yield process
+    finally:
+        process.kill()
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from benchmarks.harness.service_process import free_port
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageUnavailable
 from tests.app.conftest import write_model
-from tests.app.service_process import ROOT, Process, logged_ids, raw_exchange
+from tests.app.service_process import ROOT, Process, logged_ids, raw_exchange, running
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -39,11 +39,8 @@ DRAIN_S = 5  # long enough to see it
 @pytest.fixture(scope="module")
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """One process for the tests that do not end it."""
-    directory = tmp_path_factory.mktemp("server")
-    process = Process(directory / "log", model_dir=model_dir, data_dir=directory)
-    process.wait_until_ready()
-    yield process
-    process.kill()
+    with running(tmp_path_factory.mktemp("server"), model_dir) as process:
+        yield process
 
 
 def test_says_at_its_start_what_it_serves(server: Process, model_dir: Path) -> None:

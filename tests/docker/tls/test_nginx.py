@@ -15,7 +15,7 @@ import pytest
 from benchmarks.harness.compose import ROOT
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import program
-from tests.app.service_process import Process
+from tests.app.service_process import Process, running
 from tests.waiting import PATIENCE_S, wait_until
 
 PAGE = ROOT / "docs" / "how-to" / "deploy" / "tls.md"
@@ -43,11 +43,8 @@ http {{
 
 @pytest.fixture(scope="module")
 def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    folder = tmp_path_factory.mktemp("service")
-    process = Process(folder / "log", model_dir=model_dir, data_dir=folder)
-    process.wait_until_ready()
-    yield process
-    process.kill()
+    with running(tmp_path_factory.mktemp("service"), model_dir) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
