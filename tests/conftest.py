@@ -102,7 +102,7 @@ LANES = (
         "tests/benchmarks/test_fuzzing.py",
         "tests/deploy/test_pods.py",
         "tests/docker/test_topology.py",
-        "tests/storage/archive/test_archiver_kills.py",
+        "tests/storage/archiver/test_kills.py",
         "tests/app/jobs/retraining/test_retraining_processes.py",
     ),
 )
@@ -159,7 +159,7 @@ SLOW_PATHS = (
     "tests/model/training/test_train.py",
     "tests/repository/test_site.py",
     "tests/storage/archive/test_archive_unavailable.py",
-    "tests/storage/archive/test_archiver.py",
+    "tests/storage/archiver/test_archiver.py",
     "tests/storage/contract/test_interrupted_corrections.py",
     "tests/storage/contract/test_rebuild.py",
     "tests/storage/redis/",

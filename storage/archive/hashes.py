@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +20,8 @@ from storage.state.event import MERGE_ID, UNDO_ID, digest
 from storage.state.record_encoding import MERGE, UNDO
 
 Hashes: TypeAlias = NDArray[np.uint64]
+
+ONE_READER = Lock()  # numpy parses headers by ``ast``, which fails in two threads before Python 3.11.8 (gh-106905)
 
 ENTRY_ID = (
     pl.when(pl.col("kind") == UNDO)
@@ -74,7 +77,8 @@ def read_hashes(path: Path) -> Hashes:
     raises  StorageError  when the file is damaged
     """
     try:
-        hashes: Hashes = np.load(path, mmap_mode="r", allow_pickle=False)
+        with ONE_READER:
+            hashes: Hashes = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as exc:
         raise StorageError(f"'{path}' is damaged: {exc}") from exc
     return hashes

@@ -22,6 +22,7 @@ from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from tests.storage.redis.servers import expected_servers, running_cluster, running_server
 from tests.storage.redis.stores import PATIENT
+from tests.waiting import until
 
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
 CLUSTER = "cluster"
@@ -128,3 +129,11 @@ def archive_all(url: str, prefix: str, archive_dir: Path) -> None:
     """Archive what there is, unless another archiver runs."""
     with suppress(StorageUnavailable), RedisSource.open(url, prefix) as log, ArchiveWriter.open(archive_dir) as writer:
         archive_log(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)
+
+
+async def begun(store: UserStore, event: Event) -> asyncio.Task[list[AppendResult]]:
+    """An append that has left the queue, so that whatever comes after it waits for it there."""
+    append = asyncio.ensure_future(store.append(MAIN_TENANT, [event]))
+    await asyncio.sleep(0)  # it is in the queue
+    await until(lambda: store.waiting == 0)
+    return append

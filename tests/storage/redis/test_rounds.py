@@ -19,7 +19,7 @@ from storage.redis.log.user_log import UserLog
 from storage.redis.states import MAX_MISSING_IN_ROUND, READ_TOGETHER, RedisStates
 from storage.redis.store import PARTITIONS, RedisOptions, RedisStore
 from storage.state.event import Event
-from tests.storage.begun_append import begun
+from tests.storage.contract.stores import begun
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer

@@ -24,7 +24,7 @@ from storage.sqlite.database import FILE_NAME
 from storage.sqlite.schema import SCHEMA_VERSION
 from storage.sqlite.store import SQLiteStore
 from storage.state.corrections import EventFilter, ReadState
-from tests.storage.begun_append import begun
+from tests.storage.contract.stores import begun
 from tests.storage.folders.durability import Disk
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, click, make_generation, make_newer
