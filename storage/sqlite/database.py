@@ -112,11 +112,11 @@ class Database:
         size  the size of the work in the queue, in events
         """
         self._require_open()
-        return asyncio.wrap_future(self._writer.submit(work, size))
+        return self._writer.write(work, size)
 
     def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Do the same as `write` for the store's own threads, which may finish their work while the store closes."""
-        return self._writer.submit(work, 1)
+        return self._writer.submit(work)
 
     def refuse_calls(self) -> None:
         """Refuse new reads and writes from now on; those of the store's own threads go on until `close`."""

@@ -1,12 +1,15 @@
 """Group commit: a sync costs far more than an event, so one thread commits all queued requests together."""
 
+from __future__ import annotations
+
+import asyncio
 import copy
 import errno
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,7 +46,13 @@ T = TypeVar("T")
 class _Request:
     work: Callable[[sqlite3.Connection], Any]
     size: int
-    answer: Future[Any]
+    answer: Future[Any] | asyncio.Future[Any]
+
+    def begin(self) -> bool:
+        """Return whether the work is still wanted; a thread's request cannot be withdrawn any more."""
+        if isinstance(self.answer, Future):
+            return self.answer.set_running_or_notify_cancel()
+        return not self.answer.cancelled()
 
 
 class WriterThread:
@@ -66,18 +75,27 @@ class WriterThread:
         """The total size of all queued requests."""
         return self._waiting_size
 
-    def submit(self, work: Callable[[sqlite3.Connection], T], size: int) -> Future[T]:
+    def write(self, work: Callable[[sqlite3.Connection], T], size: int) -> asyncio.Future[T]:
         """Queue the work for the next group. Cancelling the answer before that group begins withdraws the work."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue(_Request(work, size, answer))
+        return answer
+
+    def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Do the same as `write`, for a thread without an event loop."""
         answer: Future[T] = Future()
+        self._queue(_Request(work, 1, answer))
+        return answer
+
+    def _queue(self, request: _Request) -> None:
         with self._changed:
             if self._closed:
                 raise StorageUnavailable("the store is closed", "closed")
-            if self._waiting and self._waiting_size + size > self._max_waiting:
+            if self._waiting and self._waiting_size + request.size > self._max_waiting:
                 raise StorageBusy(f"{self._waiting_size} events wait to be written; try again later")
-            self._waiting.append(_Request(work, size, answer))
-            self._waiting_size += size
+            self._waiting.append(request)
+            self._waiting_size += request.size
             self._changed.notify()
-        return answer
 
     def close(self) -> None:
         """Refuse new requests; return when all accepted ones are answered."""
@@ -89,7 +107,7 @@ class WriterThread:
     def _run(self) -> None:
         with closing(self._connection):
             while group := self._next_group():
-                self._commit_and_answer([one for one in group if one.answer.set_running_or_notify_cancel()])
+                self._commit_and_answer([one for one in group if one.begin()])
 
     def _next_group(self) -> list[_Request]:
         """Return all queued requests; none only when closed."""
@@ -104,16 +122,12 @@ class WriterThread:
         except Exception as exc:
             # A failure of the database concerns all requests; any other may come from a single one.
             if len(group) == 1 or isinstance(exc, sqlite3.OperationalError | StorageUnavailable):
-                _fail(group, exc)
+                _answer(group, [_own_error(exc) for _ in group])
             else:
                 for request in group:
                     self._commit_and_answer([request])
         else:
-            for request, result in zip(group, results, strict=True):
-                if isinstance(result, StorageError):
-                    request.answer.set_exception(result)
-                else:
-                    request.answer.set_result(result)
+            _answer(group, results)
 
     def _commit(self, group: list[_Request]) -> list[Any]:
         """Run the group in one transaction: all of it is durable, or nothing happened.
@@ -153,11 +167,37 @@ def _runs(group: list[_Request]) -> list[list[_Request]]:
     return runs
 
 
-def _fail(group: list[_Request], cause: Exception) -> None:
-    for request in group:
-        failure = storage_error(cause)  # one for each: a raised exception collects the traceback of its waiter
-        failure.__cause__ = cause
-        request.answer.set_exception(failure)
+def _answer(group: Sequence[_Request], results: Sequence[Any]) -> None:
+    """Answer the requests; those of one event loop together, because waking it takes longer than an answer."""
+    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    for request, result in zip(group, results, strict=True):
+        if isinstance(request.answer, Future):
+            _set(request.answer, result)
+        else:
+            of_loops.setdefault(request.answer.get_loop(), []).append((request.answer, result))
+    for loop, answers in of_loops.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_set_all, answers)
+
+
+def _set_all(answers: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    for answer, result in answers:
+        if not answer.done():
+            _set(answer, result)
+
+
+def _set(answer: Future[Any] | asyncio.Future[Any], result: Any) -> None:
+    if isinstance(result, StorageError):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)
+
+
+def _own_error(cause: Exception) -> StorageError:
+    """Return an error for one request: a raised exception collects the traceback of its waiter."""
+    failure = storage_error(cause)
+    failure.__cause__ = cause
+    return failure
 
 
 def storage_error(cause: Exception) -> StorageError:

@@ -117,6 +117,27 @@ async def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> 
     await store.close()
 
 
+async def test_a_loop_that_ends_while_its_write_waits_disturbs_no_other_loop(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+
+    async def write_and_leave() -> None:
+        asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)
+        await store.append("main", [click("left")])
+
+    def run_loop_that_ends() -> None:
+        with closing(asyncio.new_event_loop()) as loop, pytest.raises(RuntimeError):
+            loop.run_until_complete(write_and_leave())  # it stops before the write is done
+
+    with write_lock(tmp_path):
+        first = await begun(store, click("first"))
+        await asyncio.to_thread(run_loop_that_ends)
+        last = asyncio.ensure_future(store.append("main", [click("last")]))
+        await asyncio.sleep(0)
+    await asyncio.gather(first, last)
+    assert [entry.record.entry_id for entry in await store.events("main", "u")] == ["first", "left", "last"]
+    await store.close()
+
+
 async def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path, [GENERATION])
     too_large_for_sqlite = [click("half applied?"), click("odd", timestamp_us=2**70)]
