@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import sqlite3
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,7 @@ from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import user_of
 from tests.waiting import PATIENCE_S
 
+PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "integrate" / "email-lists.md"
 USERS = [f"user-{number}" for number in range(40)]
 DAY_US = 86_400_000_000
 BASE_US = 1_700_000_000_000_000
@@ -106,6 +112,19 @@ class TestLists:
         assert rows(tmp_path / "new.parquet").keys() == (KNOWN & set(USERS[20:])) | {USERS[2]}  # once also the 39th
         write(shop, tmp_path / "named.parquet", ListPlan({}, user_ids=frozenset({USERS[5], USERS[3], "stranger"})))
         assert rows(tmp_path / "named.parquet").keys() == {USERS[5]}
+
+    def test_name_the_users_for_an_item(self, shop: Client, tmp_path: Path) -> None:
+        """By the script of the page, in the order of the item's places."""
+        write(shop, tmp_path / "lists.parquet", ListPlan({"k": 20}))
+        lists = {user_id: row["item_ids"] for user_id, row in rows(tmp_path / "lists.parquet").items()}
+        ((item, _),) = Counter(chain.from_iterable(lists.values())).most_common(1)
+        (script,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+        script = script.replace('"lunch-box-red"', repr(item))
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=PATIENCE_S)
+        found = pl.read_csv(tmp_path / "users.csv").select("place", "user_id").rows()
+        expected = sorted((ids.index(item) + 1, user_id) for user_id, ids in lists.items() if item in ids)
+        assert found == expected
+        assert len({place for place, _ in expected}) > 1
 
     def test_count_as_shown(self, shop: Client, tmp_path: Path) -> None:
         write(shop, tmp_path / "lists.parquet", ListPlan({"scenario": "email"}))
