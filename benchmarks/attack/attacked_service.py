@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
 from app.schemas.events import MAX_EVENTS
 from app.settings import StoreSettings
 from benchmarks.attack.costly_calls import ARMS, LONG_LOG, LONG_USER, SHORT_HISTORY, Call
-from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.service_process import free_port, inherited_environment, wait_until_ready
 from benchmarks.harness.topology import redis_server
 from storage.archive.reader import ArchiveReader
 from storage.folders.local_folder import LocalFolder
@@ -168,7 +167,7 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
         for name, tenant in KEYS.items():
             texts[name], key = keys.make(tenant, SCOPES, requests_per_minute=RATE)
             keys.add(Path(directory) / "keys", key)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        environment = inherited_environment()
         environment |= {"LISAREC_TENANTS": orjson.dumps({OTHER_TENANT: str(models[OTHER_TENANT])}).decode()}
         seal_keys.rotate(Path(directory) / "seal_keys")
         environment |= {"LISAREC_SEAL_KEYS_FILE": f"{directory}/seal_keys"}

@@ -39,8 +39,10 @@ from app.cli import main as cli
 from app.main import create_app
 from app.settings import Settings
 from benchmarks.harness import store_writer
+from benchmarks.harness.compose import ROOT
 from benchmarks.harness.faults.faulty_machine import FaultyMachine, library
 from benchmarks.harness.ledger import RENAMED
+from benchmarks.harness.service_process import inherited_environment
 from model.artifact import model_directory
 from storage.errors import StorageError
 from storage.records import AppendResult
@@ -50,7 +52,6 @@ from storage.sqlite.connections.open_files import OpenFiles
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 
-ROOT = Path(__file__).parents[2]
 CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 
 Weakness = Literal["none", "without-guard", "without-trust", "unsynced"]
@@ -60,12 +61,11 @@ class ForkServer:
     """Starts commands in a fraction of a second."""
 
     def __init__(self) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.harness.fork_server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=inherited | {"LD_PRELOAD": str(library())},
+            env=inherited_environment() | {"LD_PRELOAD": str(library())},
             cwd=ROOT,
             start_new_session=True,
         )

@@ -46,6 +46,11 @@ def free_port(ports: tuple[int, int] | None = None) -> int:
         holder.close()
 
 
+def inherited_environment() -> dict[str, str]:
+    """Return the environment of this process without settings of the service."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+
+
 def fetch(url: str, timeout_s: float = 5.0) -> httpx.Response:
     """Return the response to a GET over plain HTTP; raise httpx.TransportError if there is none.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.redis_cluster import Admin
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
+from benchmarks.harness.service_process import inherited_environment
 from benchmarks.harness.topology import answers_ping
 
 RESTART_AFTER_S = 0.2
@@ -129,13 +130,12 @@ class SupervisedProcess:
 
 def spawn_program(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> int:
     """Start a program with a log in a new session, and return its process id."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
     output = [
         (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    everything = inherited | dict(environment or {})
-    return os.posix_spawn(command[0], list(command), everything, file_actions=output, setsid=True)
+    own = inherited_environment() | dict(environment or {})
+    return os.posix_spawn(command[0], list(command), own, file_actions=output, setsid=True)
 
 
 async def is_ready(address: Address) -> bool:

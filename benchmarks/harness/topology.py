@@ -35,7 +35,7 @@ from rich.console import Console
 
 from benchmarks.harness.compose import ROOT, make_users, redis_command
 from benchmarks.harness.redis_cluster import Admin
-from benchmarks.harness.service_process import fetch, free_port, is_ready
+from benchmarks.harness.service_process import fetch, free_port, inherited_environment, is_ready
 
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 
@@ -306,11 +306,9 @@ def program(*names: str) -> str:
 def _spawn(
     command: list[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.Popen[bytes]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
     with log.open("ab") as file:
-        return subprocess.Popen(
-            command, stdout=file, stderr=file, env={**inherited, **environment}, cwd=ROOT, start_new_session=True
-        )
+        own = {**inherited_environment(), **environment}
+        return subprocess.Popen(command, stdout=file, stderr=file, env=own, cwd=ROOT, start_new_session=True)
 
 
 def _end(*processes: subprocess.Popen[bytes]) -> None:

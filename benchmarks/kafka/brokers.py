@@ -18,11 +18,12 @@ from typing import Any
 
 import confluent_kafka
 
+from benchmarks.harness.compose import ROOT
+
 PRODUCE, FETCH, OFFSET_COMMIT, HEARTBEAT, JOIN_GROUP = 0, 1, 8, 12, 11  # keys of Kafka's protocol
 TRANSPORT_ERROR = -195  # the broker closes the connection instead of answering
 PRODUCER = 0
 REBALANCE_DELAY_MS = 200
-ROOT = Path(__file__).parents[2]
 
 
 class MockBrokers:

@@ -31,9 +31,10 @@ from rich.console import Console
 from uuid_utils import uuid7
 
 from benchmarks import machine
+from benchmarks.harness.compose import ROOT
 from benchmarks.harness.service_process import free_port, running_service
 from benchmarks.harness.topology import redis_server
-from benchmarks.kafka.brokers import ROOT, mock_brokers
+from benchmarks.kafka.brokers import mock_brokers
 from model.artifact import model_directory
 
 TOPIC = "clicks"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import shutil
 import signal
@@ -39,7 +38,7 @@ from uuid_utils import uuid7
 
 from app.jobs.datasets.synthetic_shop import generate
 from benchmarks.harness.compose import ROOT
-from benchmarks.harness.service_process import free_port
+from benchmarks.harness.service_process import free_port, inherited_environment
 from benchmarks.harness.topology import redis_server
 from model.data.readers import read_interactions
 from model.metrics import metrics
@@ -303,8 +302,7 @@ class RetrainingLoop:
 
     @contextmanager
     def _process(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
-        environment |= {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+        environment = inherited_environment() | {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "app", *arguments], cwd=ROOT, stdout=log, stderr=log, env=environment

@@ -12,7 +12,6 @@ number of connections that send the next request after the response. Both versio
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -31,14 +30,14 @@ from rich.console import Console
 from rich.table import Table
 
 from app.jobs.loadtest.synthetic_catalogue import write_enlarged
-from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.compose import ROOT
+from benchmarks.harness.service_process import free_port, inherited_environment, wait_until_ready
 from benchmarks.harness.topology import redis_server
 from benchmarks.machine import cpu
 from benchmarks.service.comparison.histories import USERS, post_histories
 from benchmarks.service.comparison.wrk import Answered, cpu_s, require_wrk, send
 from model.artifact.model_directory import ITEMS
 
-ROOT = Path(__file__).parents[2]
 WARM_UP_S = 2
 PAUSES = "with pauses, at half of its rate"
 PACED_CONNECTIONS = 64
@@ -219,7 +218,7 @@ def _serving(name: str, code: Path, options: Sequence[str], *, on_redis: bool) -
             (redis,) = set(psutil.Process().children()) - before
         else:
             command += ["--data-dir", directory]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        environment = inherited_environment()
         service = subprocess.Popen(
             command,
             cwd=code,

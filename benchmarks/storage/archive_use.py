@@ -16,9 +16,10 @@ from rich.console import Console
 from app.serving.model_locations import load_model
 from app.serving.served_generation import generation_of
 from app.settings import StoreSettings
+from benchmarks.harness.compose import ROOT
 from benchmarks.harness.ledger import same_states
 from benchmarks.harness.topology import redis_server
-from benchmarks.storage.s3_server import ROOT, S3Server
+from benchmarks.storage.s3_server import S3Server
 from storage.folders.object_folder import ObjectFolder
 from storage.folders.place import ObjectUrl
 from storage.redis.store import RedisStore

@@ -27,11 +27,12 @@ import typer
 from rich.console import Console
 from uuid_utils import uuid7
 
+from benchmarks.harness.compose import ROOT
 from benchmarks.harness.topology import redis_server
 from benchmarks.machine import cpu
 from benchmarks.storage.archive_use import use_archive
 from benchmarks.storage.rebuild import ITEMS, NOW_US, random_generation
-from benchmarks.storage.s3_server import ROOT, S3Server
+from benchmarks.storage.s3_server import S3Server
 from storage.archive.manifest import MANIFEST, Manifest
 from storage.archive.reader import ArchiveReader
 from storage.errors import StorageUnavailable

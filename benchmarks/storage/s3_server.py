@@ -16,15 +16,14 @@ import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks.harness.compose import ROOT
 from benchmarks.harness.service_process import free_port
 
 BUCKET = "lisarec"
-ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 600.0
 
 StartResponse = Callable[..., Any]

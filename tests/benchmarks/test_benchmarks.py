@@ -20,6 +20,7 @@ from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
 from benchmarks.harness import service_process
+from benchmarks.harness.compose import ROOT
 from benchmarks.harness.redis_cluster import BUS, free_node_port
 from benchmarks.harness.service_process import LISTENING_PORTS
 from benchmarks.inference import attention, constant_cost, personal_search, scan, worker_memory
@@ -108,7 +109,7 @@ def test_every_load_of_both_versions_is_printed_with_their_ratios(
     require_servers("wrk")
     monkeypatch.setattr(closed_loop, "WARM_UP_S", 1)
     loads = ["hundred:1", "mixed:2"]
-    closed_loop.main(model, other=closed_loop.ROOT, items=1_000, redis=1, load=loads, turns=1, seconds=1)
+    closed_loop.main(model, other=ROOT, items=1_000, redis=1, load=loads, turns=1, seconds=1)
     printed = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│ ")]
     medians, ratios = ([row for row in printed if len(row) == width] for width in (10, 6))
     names = [*loads, f"mixed:2 {closed_loop.PAUSES}"]

@@ -10,7 +10,6 @@ of codewords. The recall of HNSW is its share of the flat index's lists. wrk cre
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,14 +32,14 @@ from rich.console import Console
 from rich.table import Table
 
 from app.jobs.loadtest.synthetic_catalogue import write_enlarged
-from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.compose import ROOT
+from benchmarks.harness.service_process import free_port, inherited_environment, wait_until_ready
 from benchmarks.harness.topology import redis_server
 from benchmarks.machine import cpu
 from benchmarks.service.comparison.histories import USERS, histories_of, post_histories
 from benchmarks.service.comparison.wrk import Answered, cpu_s, require_wrk, send
 from model.artifact import model_directory
 
-ROOT = Path(__file__).parents[3]
 K = 10
 WARM_UP_S = 5  # the second process may start later
 WORKERS = 2
@@ -139,7 +138,7 @@ def _running(service: str, setup: Setup) -> Iterator[tuple[str, psutil.Process]]
     url = f"http://127.0.0.1:{(port := free_port())}"
     with ExitStack() as stack:
         redis_url = stack.enter_context(redis_server(Path(stack.enter_context(TemporaryDirectory()))))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        environment = inherited_environment()
         if service == LISAREC:
             command = ["app", "serve", "--model", str(setup.model), "--redis-url", redis_url]
         else:
