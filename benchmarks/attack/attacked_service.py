@@ -27,7 +27,7 @@ from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
 from app.schemas.events import MAX_EVENTS
 from app.settings import StoreSettings
 from benchmarks.attack.costly_calls import ARMS, LONG_LOG, LONG_USER, SHORT_HISTORY, Call
-from benchmarks.harness.service_process import free_port, inherited_environment, wait_until_ready
+from benchmarks.harness.service_process import free_port, inherited_environment, running_process
 from benchmarks.harness.topology import redis_server
 from storage.archive.reader import ArchiveReader
 from storage.folders.local_folder import LocalFolder
@@ -171,7 +171,8 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
         environment |= {"LISAREC_TENANTS": orjson.dumps({OTHER_TENANT: str(models[OTHER_TENANT])}).decode()}
         seal_keys.rotate(Path(directory) / "seal_keys")
         environment |= {"LISAREC_SEAL_KEYS_FILE": f"{directory}/seal_keys"}
-        command = [sys.executable, "-m", "app", "serve", "--model", str(models[TENANT]), "--port", str(free_port())]
+        command = [sys.executable, "-m", "app", "serve", "--model", str(models[TENANT])]
+        command += ["--port", str(port := free_port())]
         settings = StoreSettings(data_dir=Path(directory) / "state", archive_dir=Path(directory) / "archive")
         command += ["--keys", f"{directory}/keys", "--archive-dir", str(settings.archive_dir)]
         processes = []
@@ -181,16 +182,12 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
             processes = [one for one in psutil.Process().children(recursive=True) if one.name() in REDIS_NAMES]
         else:
             command += ["--data-dir", str(settings.data_dir)]
-        service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            attacked = AttackedService(int(command[7]), [psutil.Process(service.pid), *processes], texts, settings)
-            wait_until_ready(attacked.url, service)
-            for name in ("plain", "stranger"):
-                _post_histories(attacked, name, items)
-            yield attacked
-        finally:
-            service.terminate()
-            service.wait(timeout=60)
+        url = f"http://127.0.0.1:{port}"
+        service = stack.enter_context(running_process(command, url, env=environment, stderr=subprocess.DEVNULL))
+        attacked = AttackedService(port, [psutil.Process(service.pid), *processes], texts, settings)
+        for name in ("plain", "stranger"):
+            _post_histories(attacked, name, items)
+        yield attacked
 
 
 def _post_histories(service: AttackedService, key: str, items: int) -> None:

@@ -11,8 +11,6 @@ import asyncio
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ import typer
 
 from app.http.auth.seal_keys import SealKeyring, rotate
 from app.http.auth.sealed_states import CHARACTERS, DAY_S, StateSealer
-from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.service_process import running_service
 from benchmarks.machine import cpu
 
 LIST, EVENTS = "/v1/portable/recommendations", "/v1/portable/events"
@@ -40,18 +38,10 @@ REFUSED = {(422, "invalid_sealed_state"), (422, "sealed_state_expired")}
 def sealing_service(model: Path) -> Iterator[tuple[str, Path]]:
     """Serve the model on an empty store; yields the URL and the file of the keys that seal."""
     with TemporaryDirectory() as directory:
-        file, port = Path(directory) / "seal_keys", free_port()
+        file = Path(directory) / "seal_keys"
         rotate(file)
-        url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port)]
-        environment = os.environ | {"LISAREC_SEAL_KEYS_FILE": str(file), "LISAREC_DATA_DIR": f"{directory}/state"}
-        service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-        try:
-            wait_until_ready(url, service)
+        with running_service(model, environment=os.environ | {"LISAREC_SEAL_KEYS_FILE": str(file)}) as url:
             yield url, file
-        finally:
-            service.terminate()
-            service.wait(timeout=30)
 
 
 def wrong_states(good: str, file: Path, count: int, seed: int = 0) -> Iterator[str]:

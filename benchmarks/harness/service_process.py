@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,31 +68,45 @@ def is_ready(url: str, path: str = "/readyz", timeout_s: float = 5.0) -> bool:
 
 
 @contextmanager
-def running_service(model: Path, *options: str) -> Iterator[str]:
+def running_service(model: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """Serve a model directory, on an empty SQLite store unless options name one; yield the URL once it is ready."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     with TemporaryDirectory() as store:
         command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port), *options]
         store_options = [] if {"--redis-url", "--data-dir"} & set(options) else ["--data-dir", store]
-        service = subprocess.Popen([*command, *store_options], stdout=subprocess.DEVNULL)
-        try:
-            wait_until_ready(url, service)
+        with running_process([*command, *store_options], url, env=environment):
             yield url
-        finally:
-            service.terminate()
-            service.wait(timeout=30)
 
 
-def wait_until_ready(url: str, service: subprocess.Popen[bytes], path: str = "/readyz") -> None:
+@contextmanager
+def running_process(command: Sequence[str], url: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server, and yield its process once it is ready at the URL.
+
+    options  of subprocess.Popen
+    """
+    process: subprocess.Popen[bytes] = subprocess.Popen(command, stdout=subprocess.DEVNULL, **options)
+    try:
+        wait_until_ready(url, process)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], path: str = "/readyz") -> None:
     """Wait until the path returns 200; raise RuntimeError if the process ends or takes too long."""
-    give_up_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < give_up_s:
-        if service.poll() is not None:
-            raise RuntimeError(f"the service ended with {service.returncode} before it was ready")
-        if is_ready(url, path):
-            return
+    wait_for(lambda: is_ready(url, path), process)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait for the condition; raise RuntimeError if the process ends or takes too long."""
+    give_up_at_s = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it was ready")
+        if time.monotonic() > give_up_at_s:
+            raise RuntimeError(f"{process.args!r} was not ready within {START_TIMEOUT_S:g} s")
         time.sleep(0.1)
-    raise RuntimeError(f"the service was not ready within {START_TIMEOUT_S:g} s")
 
 
 class AppResponse(NamedTuple):

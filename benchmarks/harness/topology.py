@@ -17,8 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -35,7 +34,7 @@ from rich.console import Console
 
 from benchmarks.harness.compose import ROOT, make_users, redis_command
 from benchmarks.harness.redis_cluster import Admin
-from benchmarks.harness.service_process import fetch, free_port, inherited_environment, is_ready
+from benchmarks.harness.service_process import fetch, free_port, inherited_environment, is_ready, wait_for
 
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 
@@ -43,7 +42,6 @@ BALANCER_LOG = "haproxy.log"
 MAX_REPLICAS = 8
 MAX_DISCOVERED = 11  # replicas that the load balancer looks for: one, and the most that may be added at a time
 FIRST_ADDRESS = IPv4Address("127.0.0.11")
-START_TIMEOUT_S = 600.0  # for a machine that runs thirty other processes
 # a file system where a sync takes no time; what a kill leaves there is what it leaves on a disk
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 1 << 30 else None
 STOP_TIMEOUT_S = 40.0  # Docker's, from docker-compose.yml
@@ -147,7 +145,7 @@ class Topology:
 
     def kill_one(self) -> None:
         """Kill and replace the replica that has run for longest, once the balancer knows all replicas."""
-        _wait_for(lambda: self._known_to_balancer() >= len(self.replicas), self.replicas[-1].process)
+        wait_for(lambda: self._known_to_balancer() >= len(self.replicas), self.replicas[-1].process)
         lost = self.replicas.pop(0)
         lost.process.kill()
         lost.process.wait()
@@ -198,7 +196,7 @@ class Topology:
 
     def _wait_until_ready(self, replica: Replica) -> None:
         scheme = "https" if "LISAREC_TLS_CERTIFICATE" in self._environment else "http"
-        _wait_for(lambda: is_ready(f"{scheme}://{replica.address}:{self.replica_port}"), replica.process)
+        wait_for(lambda: is_ready(f"{scheme}://{replica.address}:{self.replica_port}"), replica.process)
 
 
 def replica_command(model: Path, store_options: Sequence[str], address: IPv4Address, port: int) -> list[str]:
@@ -263,7 +261,7 @@ def topology(
         process = _spawn(balancer_command(), directory / BALANCER_LOG, running.balancer_environment)
         stack.callback(_end, process)
         running.scale(replicas)
-        _wait_for(lambda: is_ready(running.url), process)
+        wait_for(lambda: is_ready(running.url), process)
         yield running
 
 
@@ -277,7 +275,7 @@ def redis_server(directory: Path, *options: str, server: str | None = None) -> I
     command = redis_command(server or program("redis-server", "valkey-server"), data, users, port, *options)
     process = _spawn(command, directory / "redis.log")
     try:
-        _wait_for(lambda: answers_ping(users, port), process)
+        wait_for(lambda: answers_ping(users, port), process)
         yield users.url(port)
     finally:
         _end(process)
@@ -321,16 +319,6 @@ def _end(*processes: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    give_up_at_s = time.monotonic() + START_TIMEOUT_S
-    while not condition():
-        if process.poll() is not None:
-            raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it was ready")
-        if time.monotonic() > give_up_at_s:
-            raise RuntimeError(f"{process.args!r} was not ready within {START_TIMEOUT_S:g} s")
-        time.sleep(0.1)
 
 
 def main(

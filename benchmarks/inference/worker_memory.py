@@ -28,7 +28,7 @@ from rich.table import Table
 from uuid_utils import uuid7
 
 from app.jobs.loadtest import synthetic_catalogue
-from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.service_process import free_port, running_process
 from model.artifact import model_directory
 
 CLICKS = 5  # of each user
@@ -67,16 +67,9 @@ def worker(model: Path) -> Iterator[Worker]:
     url = f"http://127.0.0.1:{(port := free_port())}"
     with TemporaryDirectory() as store:
         command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port)]
-        begin = time.perf_counter()
-        service = subprocess.Popen(
-            [*command, "--data-dir", store], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            wait_until_ready(url, service)
-            yield Worker(url, psutil.Process(service.pid), time.perf_counter() - begin)
-        finally:
-            service.terminate()
-            service.wait(timeout=30)
+        begin_s = time.perf_counter()
+        with running_process([*command, "--data-dir", store], url, stderr=subprocess.DEVNULL) as service:
+            yield Worker(url, psutil.Process(service.pid), time.perf_counter() - begin_s)
 
 
 def send_clicks(url: str, item_ids: Sequence[str], users: int) -> None:

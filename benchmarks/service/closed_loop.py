@@ -31,7 +31,7 @@ from rich.table import Table
 
 from app.jobs.loadtest.synthetic_catalogue import write_enlarged
 from benchmarks.harness.compose import ROOT
-from benchmarks.harness.service_process import free_port, inherited_environment, wait_until_ready
+from benchmarks.harness.service_process import free_port, inherited_environment, running_process
 from benchmarks.harness.topology import redis_server
 from benchmarks.machine import cpu
 from benchmarks.service.comparison.histories import USERS, post_histories
@@ -218,20 +218,9 @@ def _serving(name: str, code: Path, options: Sequence[str], *, on_redis: bool) -
             (redis,) = set(psutil.Process().children()) - before
         else:
             command += ["--data-dir", directory]
-        environment = inherited_environment()
-        service = subprocess.Popen(
-            command,
-            cwd=code,
-            env={**environment, "PYTHONPATH": str(code)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            wait_until_ready(url, service)
+        environment = inherited_environment() | {"PYTHONPATH": str(code)}
+        with running_process(command, url, cwd=code, env=environment, stderr=subprocess.DEVNULL) as service:
             yield Version(name, url, psutil.Process(service.pid), redis)
-        finally:
-            service.terminate()
-            service.wait(timeout=60)
 
 
 def _print(title: str, measured: Mapping[str, Mapping[str, list[Measured]]]) -> None:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from io import BytesIO
@@ -21,10 +20,9 @@ from typing import Any
 import httpx
 
 from benchmarks.harness.compose import ROOT
-from benchmarks.harness.service_process import free_port
+from benchmarks.harness.service_process import free_port, wait_for
 
 BUCKET = "lisarec"
-START_TIMEOUT_S = 600.0
 
 StartResponse = Callable[..., Any]
 
@@ -75,11 +73,7 @@ class S3Server:
         self.environment = environment_for(self.address)
         command = [sys.executable, "-m", "benchmarks.storage.s3_server", str(port)]
         self._process = subprocess.Popen(command, cwd=ROOT)
-        give_up_at_s = time.monotonic() + START_TIMEOUT_S
-        while not self._makes_bucket():
-            if self._process.poll() is not None or time.monotonic() > give_up_at_s:
-                raise RuntimeError("moto's server does not start")
-            time.sleep(0.05)
+        wait_for(self._makes_bucket, self._process)
 
     def _makes_bucket(self) -> bool:
         try:

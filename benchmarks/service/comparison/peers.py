@@ -10,7 +10,6 @@ of codewords. The recall of HNSW is its share of the flat index's lists. wrk cre
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,7 +32,7 @@ from rich.table import Table
 
 from app.jobs.loadtest.synthetic_catalogue import write_enlarged
 from benchmarks.harness.compose import ROOT
-from benchmarks.harness.service_process import free_port, inherited_environment, wait_until_ready
+from benchmarks.harness.service_process import free_port, inherited_environment, running_process
 from benchmarks.harness.topology import redis_server
 from benchmarks.machine import cpu
 from benchmarks.service.comparison.histories import USERS, histories_of, post_histories
@@ -147,17 +146,12 @@ def _running(service: str, setup: Setup) -> Iterator[tuple[str, psutil.Process]]
             environment |= {"SASREC_DIRECTORY": str(setup.directory), "SASREC_INDEX": INDEX_OF[service]}
             environment |= {"SASREC_REDIS_URL": redis_url}
         command = [sys.executable, "-m", *command, "--port", str(port), "--workers", str(WORKERS)]
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-        try:
-            wait_until_ready(url, process)
-            if service == LISAREC:
-                post_histories(url, setup.items)
-            else:
-                _push_histories(redis_url, setup.items)
-            yield url, psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
+        process = stack.enter_context(running_process(command, url, cwd=ROOT, env=environment))
+        if service == LISAREC:
+            post_histories(url, setup.items)
+        else:
+            _push_histories(redis_url, setup.items)
+        yield url, psutil.Process(process.pid)
 
 
 def _push_histories(redis_url: str, items: int) -> None:
