@@ -16,8 +16,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -26,11 +24,10 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
 
-import httpx
 from redis import RedisError
 
 from app.serving.served_generation import generation_of
-from benchmarks.harness.compose import ROOT, RedisUsers, make_users, node_command
+from benchmarks.harness.compose import RedisUsers, make_users, node_command
 from benchmarks.harness.fork_server import fork_server
 from benchmarks.harness.ledger import Ledger, StoreVerdict, judge
 from benchmarks.harness.redis_cluster import ClusterAdmin, command
@@ -39,6 +36,7 @@ from benchmarks.harness.topology import HAPROXY_CONFIG, NameServer, balancer_env
 from benchmarks.machines import retraining
 from benchmarks.machines.network import DISK, FLOATING, Host, Network
 from benchmarks.machines.topic import FORWARDER, Topic, consume_command, running_topic
+from benchmarks.storage.s3_server import S3Server, environment_for
 from model.artifact.model_directory import Artifact
 from storage.folders.place import ObjectUrl, open_folder
 from storage.redis.store import RedisOptions, RedisStore
@@ -137,7 +135,7 @@ class Site:
         self._redis_url = f"redis://lisarec:{self._users.password}@{nodes}"
         self._names = NameServer(network.outside.address)
         self._names.addresses |= {IPv4Address(host.address) for host in network.hosts}
-        self._storage = _start_storage(network.outside.address)
+        self._storage = S3Server(network.outside.address, STORAGE_PORT)
         self._models = retraining.uploaded(model)
         store = ["--redis-url", self._redis_url, "--archive-dir", ARCHIVE]
         for port in self._ports:
@@ -246,8 +244,7 @@ class Site:
         processes = [process for machine in self.machines for process in reversed(machine.processes)]
         await asyncio.gather(*(process.close() for process in processes))
         self._names.close()
-        self._storage.kill()
-        self._storage.wait()
+        self._storage.close()
 
     async def _start_others(self, machine: Machine) -> None:
         for process in machine.others:
@@ -298,7 +295,7 @@ class Site:
         environment = {
             "LISAREC_REDIS_REPLICAS": "1",
             "LISAREC_CACHE_DIR": str(_disk(host) / "cache"),
-            **_storage_environment(self.network.outside.address),
+            **self._storage.environment,
         }
 
         async def is_at_work() -> bool:
@@ -338,7 +335,7 @@ class Site:
 async def running_site(model: Path, node_timeout_ms: int, logs: Path | None) -> AsyncIterator[Site]:
     """Three hosts, ready; gone afterwards, but for a copy of their logs."""
     network = Network(HOSTS)
-    os.environ.update(_storage_environment(network.outside.address))
+    os.environ.update(environment_for(f"http://{network.outside.address}:{STORAGE_PORT}"))
     async with running_topic(network.outside.address, HOSTS) as topic:
         site = Site(network, model, node_timeout_ms, topic)
         try:
@@ -363,23 +360,3 @@ def _disk(host: Host) -> Path:
 
 def _kept(machine: Machine) -> Path:
     return DISK / f"old-disk-{machine.host.number}"
-
-
-def _storage_environment(address: str) -> dict[str, str]:
-    return {
-        "AWS_ENDPOINT_URL": f"http://{address}:{STORAGE_PORT}",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "lisarec",
-        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
-    }
-
-
-def _start_storage(address: str) -> subprocess.Popen[bytes]:
-    """Start an S3 server with an empty bucket."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.storage.s3_server", str(STORAGE_PORT), address], cwd=ROOT
-    )
-    transport = httpx.HTTPTransport(retries=12)  # with pauses that double
-    with httpx.Client(transport=transport, timeout=10) as client:
-        client.put(f"http://{address}:{STORAGE_PORT}/lisarec").raise_for_status()
-    return server

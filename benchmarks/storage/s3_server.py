@@ -67,11 +67,11 @@ class S3Server:
     environment  the address and credentials for programs
     """
 
-    def __init__(self) -> None:
-        port = free_port()
-        self.address = f"http://127.0.0.1:{port}"
+    def __init__(self, host: str = "127.0.0.1", port: int | None = None) -> None:
+        port = port or free_port()
+        self.address = f"http://{host}:{port}"
         self.environment = environment_for(self.address)
-        command = [sys.executable, "-m", "benchmarks.storage.s3_server", str(port)]
+        command = [sys.executable, "-m", "benchmarks.storage.s3_server", str(port), host]
         self._process = subprocess.Popen(command, cwd=ROOT)
         wait_for(self._makes_bucket, self._process)
 
