@@ -33,7 +33,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.machine import cpu
+from benchmarks.machine import cpu, memory_bytes
 from model.config import ModelConfig
 from model.inference.step import Step
 from model.lisa.histogram import history_histogram, running_histograms
@@ -218,12 +218,6 @@ def seconds_of(run: Callable[[], Any], rounds: int) -> float:
     return median(found)
 
 
-def memory_mb(name: str) -> float:
-    """Return VmRSS, the current memory of this process, or VmHWM, its peak, as Linux reports them."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
-
-
 @torch.inference_mode()
 def forward(name: str, lengths: list[int], rounds: int) -> Measurement | str:
     """Measure attention over whole histories; return the reason if it cannot run."""
@@ -237,10 +231,10 @@ def forward(name: str, lengths: list[int], rounds: int) -> Measurement | str:
             for length in lengths:
                 if name != "softmax" or length <= LARGEST_MATRIX:
                     run = FORWARD[name](length)
-                    before = memory_mb("VmRSS")
+                    before = memory_bytes("VmRSS")
                     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
                     measured.seconds[length] = seconds_of(run, rounds)
-                    measured.megabytes[length] = memory_mb("VmHWM") - before
+                    measured.megabytes[length] = (memory_bytes("VmHWM") - before) / 2**20
     except (ImportError, RuntimeError, AttributeError) as exc:
         return f"{name}: {type(exc).__name__}: {exc}"
     return measured

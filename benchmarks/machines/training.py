@@ -33,7 +33,7 @@ from rich.table import Table
 
 from app.jobs.datasets.synthetic_shop import generate
 from benchmarks.harness.training_workers import LOOPBACK, ForkedTraining
-from benchmarks.machine import cpu
+from benchmarks.machine import cpu, load_averages
 from benchmarks.machines.network import Network, enter, what_is_missing
 from model.artifact.model_directory import CONFIG, METRICS
 
@@ -119,9 +119,8 @@ def measure(data: Path | None, counts: Sequence[int], epochs: int, repeats: int,
     console.print(table_of(found))
     events = found[counts[0]].events
     where = "hosts of their own, 1 ms apart" if network is not None else "one machine"
-    loads = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     console.print(
-        f"{events:,} events, {where}; {os.cpu_count()} cores, {cpu()}, load averages {loads}; "
+        f"{events:,} events, {where}; {os.cpu_count()} cores, {cpu()}, load averages {load_averages()}; "
         f"torch {torch.__version__}; {repeats} trainings of {epochs} epochs with each number of processes, medians"
     )
 

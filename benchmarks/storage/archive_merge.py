@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from uuid_utils import uuid7
 
-from benchmarks.machine import cpu
+from benchmarks.machine import cpu, memory_bytes
 from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
 from storage.archiver.archiver import MAX_ROWS
 from storage.state.event import IMPRESSION, Event, digest
@@ -62,7 +62,7 @@ def merge(directory: Path) -> tuple[float, float, int]:
     begin_s = time.monotonic()
     with ArchiveWriter.open(directory) as writer:
         writer.compact(today="9999-12-31")
-        return _peak_mib(), time.monotonic() - begin_s, len(writer.manifest.files)
+        return memory_bytes("VmHWM") / MIB, time.monotonic() - begin_s, len(writer.manifest.files)
 
 
 def erase(directory: Path) -> tuple[float, float, int]:
@@ -70,12 +70,7 @@ def erase(directory: Path) -> tuple[float, float, int]:
     begin_s = time.monotonic()
     with ArchiveWriter.open(directory) as writer:
         writer.commit([ERASED], {0: "erased-1"})
-        return _peak_mib(), time.monotonic() - begin_s, len(writer.manifest.files)
-
-
-def _peak_mib() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / MIB for line in lines if line.startswith("VmHWM"))
+        return memory_bytes("VmHWM") / MIB, time.monotonic() - begin_s, len(writer.manifest.files)
 
 
 def in_new_process(work: Callable[[], T]) -> T:

@@ -32,7 +32,7 @@ from rich.table import Table
 from app.jobs.datasets.synthetic_shop import generate
 from benchmarks.harness.compose import ROOT
 from benchmarks.harness.training_workers import POLL_S, ForkedTraining, Worker
-from benchmarks.machine import cpu
+from benchmarks.machine import cpu, load_averages
 from model.artifact import model_directory
 from model.training.distributed.ending import ENDED
 from model.training.loop import LAST_CHECKPOINT
@@ -215,8 +215,7 @@ def main(
                 way = Way(name, count, name == "torchrun", options, work / name.replace(" ", "-"))
                 outcomes[name] = disturb(way, kills, rng)
     console.print(table_of(outcomes))
-    loads = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-    console.print(f"{os.cpu_count()} cores, {cpu()}, load averages {loads}, torch {torch.__version__}")
+    console.print(f"{os.cpu_count()} cores, {cpu()}, load averages {load_averages()}, torch {torch.__version__}")
     if any(one.different for one in outcomes.values()):
         raise typer.Exit(1)
 

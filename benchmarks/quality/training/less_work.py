@@ -14,7 +14,6 @@ Trainings are kept in ``--out`` and not repeated.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -30,7 +29,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import cpu
+from benchmarks.machine import cpu, load_averages
 from benchmarks.quality.training.epoch_printer import EpochPrinter
 from model.artifact import model_directory
 from model.config import (
@@ -238,7 +237,7 @@ def main(
         found[starts.name] = trials.warm_start(starts)
     console.print(results_table(found))
     console.print(
-        f"{data.name}, seed {seed}, {cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}, "
+        f"{data.name}, seed {seed}, {cpu()}, load averages {load_averages()}, "
         f"torch {torch.__version__}, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}"
     )
 

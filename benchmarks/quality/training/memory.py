@@ -25,7 +25,7 @@ from rich.table import Table
 
 from app.cli.options import MemoryOption
 from benchmarks.harness.compose import ROOT
-from benchmarks.machine import cpu
+from benchmarks.machine import cpu, load_averages, memory_bytes
 from model.config import Config, DataCard, Protocol, preset
 from model.training.loop import Progress
 from model.training.memory import MIB, Resources
@@ -99,7 +99,7 @@ class PhaseRecorder(Progress):
         if self.phases:
             self.phases[-1].seconds += now_s - self._begin_s
             self.phases[-1].cpu_s += cpu_s - self._begin_cpu_s
-            self.phases[-1].peak_bytes = _peak_bytes()
+            self.phases[-1].peak_bytes = memory_bytes("VmHWM")
         self._begin_s, self._begin_cpu_s = now_s, cpu_s
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
 
@@ -108,11 +108,6 @@ class PhaseRecorder(Progress):
             if self.phases:
                 phase = self.phases[-1]
                 phase.file_bytes = max(phase.file_bytes, _mapped_file_bytes(self._folder))
-
-
-def _peak_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 def _mapped_file_bytes(folder: str) -> int:
@@ -227,7 +222,7 @@ def main(
     found = measure(TrainingRun(str(data.resolve()), protocol, epochs, share, memory, events_per_user))
     console.print(table_of(found, memory or 0))
     console.print(f"{found['epoch_share']:.1%} of the last epoch; NDCG@10 on validation {found['ndcg_at_10']}")
-    console.print(f"{cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+    console.print(f"{cpu()}, load averages {load_averages()}")
 
 
 if __name__ == "__main__":

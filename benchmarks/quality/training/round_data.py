@@ -10,7 +10,6 @@ than a quarter of what that of `whole` does.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from rich.table import Table
 
 from app.jobs.retraining.round_data import COLUMNS, RoundData
 from benchmarks.harness.compose import ROOT
-from benchmarks.machine import cpu
+from benchmarks.machine import cpu, load_averages, memory_bytes
 from model.config import EVENT_WEIGHTS
 from model.data.table import write_parquet
 from model.evaluation.holdout_comparison import mark_for_comparison, split_for_comparison
@@ -90,7 +89,7 @@ def _day(rng: np.random.Generator, rows: int, users: int, first_ms: int, first_s
 
 def prepare(way: Way, archive: Path, out: Path) -> dict[str, Any]:
     """Prepare the data in this process; return seconds, and MiB of memory before and at the peak."""
-    before, begin_s = _peak_mib(), time.monotonic()
+    before, begin_s = memory_bytes("VmHWM") / MIB, time.monotonic()
     data = RoundData(out)
     if way == "pieces":
         data.read(TrainingEvents(archive, "main"), sys.maxsize, EVENT_WEIGHTS)
@@ -108,7 +107,7 @@ def prepare(way: Way, archive: Path, out: Path) -> dict[str, Any]:
             write_parquet(table, data.directory(name) / "interactions.parquet")
     return {
         "before": before,
-        "peak": _peak_mib(),
+        "peak": memory_bytes("VmHWM") / MIB,
         "seconds": time.monotonic() - begin_s,
         "held_out": len(holdout),
     }
@@ -121,12 +120,6 @@ def prepare_apart(way: Way, archive: Path, out: Path) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def _peak_mib() -> float:
-    """Return the peak of the resident memory; `getrusage` would include that of the process that started this one."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / MIB for line in lines if line.startswith("VmHWM"))
 
 
 def are_same(one: Path, other: Path) -> bool:
@@ -172,7 +165,7 @@ def main(
             table.add_row(f"{count:,}", way, *numbers, f"{growths[way][-1]:,.0f}")
     console.print(table)
     console.print("the files are the same" if all_same else "THE FILES DIFFER")
-    console.print(f"{cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+    console.print(f"{cpu()}, load averages {load_averages()}")
     grown = {way: of_way[-1] - of_way[0] for way, of_way in growths.items()}
     raise typer.Exit(not all_same or grown["pieces"] > max(0, GROWTH_SHARE * grown["whole"]))
 

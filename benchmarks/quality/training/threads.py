@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.compose import ROOT
-from benchmarks.machine import cpu
+from benchmarks.machine import cpu, load_averages
 from model.artifact.model_directory import METRICS, WEIGHTS
 from model.config import Protocol
 
@@ -165,7 +165,7 @@ def main(
         found = measure(ways, repeats, ["--epochs", str(epochs), "--protocol", protocol], work)
     console.print(table_of(found))
     console.print(
-        f"{cores} cores, {cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}, "
+        f"{cores} cores, {cpu()}, load averages {load_averages()}, "
         f"torch {torch.__version__}; {repeats} trainings of {epochs} epochs in each way, medians"
     )
 
