@@ -26,6 +26,11 @@ NO_ANSWER = "no answer"
 TRANSPORT_ERRORS = (OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
+def counts(counter: Counter[str]) -> str:
+    """Return the counts as a line of text, most frequent first."""
+    return ", ".join(f"{name} {count:,}" for name, count in counter.most_common()) or "none"
+
+
 class RetryingClients:
     """A closed loop of senders that post to one address.
 

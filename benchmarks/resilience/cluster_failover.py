@@ -28,12 +28,12 @@ from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.fork_server import fork_server
 from benchmarks.harness.ledger import TENANT, Ledger, StoreVerdict, judge
 from benchmarks.harness.redis_cluster import HOST, ClusterAdmin, command, free_node_port, slots_of, wait_until
-from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection, RetryingClients
+from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection, RetryingClients, counts
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.topology import program
 from benchmarks.resilience.environment import accept_loss
-from benchmarks.resilience.scenario import console, counts
+from benchmarks.resilience.scenario import console
 from model.artifact import model_directory
 from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
@@ -208,7 +208,7 @@ async def _answer(connection: HttpConnection, user_id: str) -> str:
     try:
         status, body = await connection.request("POST", "/v1/events", event)
     except TRANSPORT_ERRORS:
-        return "no answer"
+        return NO_ANSWER
     return "200" if status == 200 else f"{status} {body['error']['code']}"
 
 
@@ -216,7 +216,7 @@ async def _source(connection: HttpConnection, user_id: str) -> str:
     try:
         status, body = await connection.request("GET", f"/v1/users/{user_id}/recommendations")
     except TRANSPORT_ERRORS:
-        return "no answer"
+        return NO_ANSWER
     return str(body["source"]) if status == 200 else str(status)
 
 

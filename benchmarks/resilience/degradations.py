@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness.ledger import StoreVerdict
-from benchmarks.harness.retrying_clients import HOT_USERS, NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
+from benchmarks.harness.retrying_clients import HOT_USERS, NO_ANSWER, TRANSPORT_ERRORS, HttpConnection, counts
 from benchmarks.resilience.environment import EnvironmentOptions, FaultEnvironment, ScenarioSettings
-from benchmarks.resilience.scenario import Scenario, console, counts, scenario
+from benchmarks.resilience.scenario import Scenario, console, scenario
 
 RECOVERY_WITHIN_S = 10.0
 SYNC_S = 3.0  # longer than Redis's clients wait

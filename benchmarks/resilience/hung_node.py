@@ -23,9 +23,9 @@ import numpy as np
 from uuid_utils import uuid7
 
 from benchmarks.harness.faults.tcp_proxy import Address
-from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
+from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection, counts
 from benchmarks.resilience.cluster_failover import PRIMARIES, running_cluster, users_of
-from benchmarks.resilience.scenario import console, counts
+from benchmarks.resilience.scenario import console
 from model.artifact import model_directory
 
 NODE_TIMEOUT_MS = 600_000  # no replica takes over
@@ -100,7 +100,7 @@ class Load:
             else:
                 status, body = await connection.request("GET", f"/v1/users/{user_id}/recommendations")
         except TRANSPORT_ERRORS:
-            return "no answer"
+            return NO_ANSWER
         if status != 200:
             return f"{status} {body['error']['code']}"
         return str(body.get("source", "200"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from benchmarks.harness.ledger import Ledger, StoreVerdict
-from benchmarks.harness.retrying_clients import RetryingClients
+from benchmarks.harness.retrying_clients import RetryingClients, counts
 from benchmarks.resilience.environment import (
     EnvironmentOptions,
     FaultEnvironment,
@@ -111,11 +110,6 @@ async def scenario(
         async with fault_environment(settings, place, options, planned) as environment:
             load = RetryingClients(environment.address, ledger, settings.seed, resent_share=resent_share)
             yield Scenario(environment, load, planned, trained)
-
-
-def counts(counter: Counter[str]) -> str:
-    """Return the counts as a line of text, most frequent first."""
-    return ", ".join(f"{name} {count:,}" for name, count in counter.most_common()) or "none"
 
 
 @contextmanager

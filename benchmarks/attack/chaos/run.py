@@ -33,14 +33,15 @@ from benchmarks.attack.chaos.disruptions import Disruptions, kinds_of
 from benchmarks.attack.chaos.elle import violations, write_history
 from benchmarks.attack.chaos.environment import ChaosEnvironment, ChaosStore, running
 from benchmarks.attack.chaos.operations import Operation
+from benchmarks.attack.chaos.operator_calls import UNEXPECTED
 from benchmarks.attack.chaos.verdict import ChaosVerdict, judge
 from benchmarks.attack.chaos.workload import Workload
 from benchmarks.harness.fork_server import Weakness
+from benchmarks.harness.retrying_clients import counts
 from model.artifact import model_directory
 
 REPORT_EVERY_S = 30.0
 SHOWN = 5  # faults of a kind
-UNCLEAR = ("500", "501", "502")  # statuses that no request may get
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -169,7 +170,7 @@ def list_operations(workload: Workload) -> list[Operation]:
 
 def unclear_answers(workload: Workload) -> Counter[str]:
     """Return how often requests were answered as none may be."""
-    return Counter({name: times for name, times in workload.answers.items() if name.split(" ")[1] in UNCLEAR})
+    return Counter({name: times for name, times in workload.answers.items() if name.split(" ")[1] in UNEXPECTED})
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,8 @@ def main(
     with TemporaryDirectory(prefix="lisarec-chaos-", ignore_cleanup_errors=True) as temporary:
         report = asyncio.run(chaos(options.settings(directory or Path(temporary))))
     of_lists = list_operations(report.workload)
-    console.print(f"injected: {_counts(report.injected)}")
-    console.print(f"answers: {_counts(report.workload.answers)}")
+    console.print(f"injected: {counts(report.injected)}")
+    console.print(f"answers: {counts(report.workload.answers)}")
     console.print(f"{options.store}, seed {options.seed}, {options.seconds:g} s: {report.verdict}")
     console.print(f"{len(report.workload.record.losses)} losses accepted; {len(of_lists):,} operations on lists judged")
     for name, faults in report.all_faults().items():
@@ -219,10 +220,6 @@ def main(
         console.print(f"{write_history(of_lists, elle):,} operations written to {elle}")
     if report.all_faults():
         raise typer.Exit(1)
-
-
-def _counts(counter: Counter[str]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counter.most_common()) or "none"
 
 
 if __name__ == "__main__":
