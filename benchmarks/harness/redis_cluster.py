@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ SLOTS = 16384
 BUS = 10_000  # offset of the port of a node's cluster bus
 NODE_PORTS = 20_000, 22_700  # the system assigns neither these ports nor those of their buses to connections
 FORM_WITHIN_S = 60.0
+SETTLED_WITHIN_S = 120.0
 
 
 def free_node_port() -> int:
@@ -134,6 +136,22 @@ def is_whole(node: Any) -> bool:
 def command(node: Any, *args: object) -> Any:
     """Send a command whose result redis-py does not type."""
     return node.execute_command(*args)
+
+
+async def wait_until_settled(condition: Callable[[], bool], every_s: float = 0.05) -> None:
+    """Wait for a condition of nodes, which does not hold while one of them does not answer.
+
+    raises  TimeoutError  when it takes longer than SETTLED_WITHIN_S
+    """
+
+    def holds() -> bool:
+        with suppress(redis.RedisError):
+            return condition()
+        return False
+
+    async with asyncio.timeout(SETTLED_WITHIN_S):
+        while not await asyncio.to_thread(holds):
+            await asyncio.sleep(every_s)
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = FORM_WITHIN_S) -> None:

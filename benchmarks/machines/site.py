@@ -18,19 +18,18 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
-
-from redis import RedisError
 
 from app.serving.served_generation import generation_of
 from benchmarks.harness.compose import RedisUsers, make_users, node_command
 from benchmarks.harness.fork_server import fork_server
 from benchmarks.harness.ledger import Ledger, StoreVerdict, judge
-from benchmarks.harness.redis_cluster import ClusterAdmin, command
+from benchmarks.harness.redis_cluster import SETTLED_WITHIN_S, ClusterAdmin, command, wait_until_settled
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.topology import HAPROXY_CONFIG, NameServer, balancer_environment, program
 from benchmarks.machines import retraining
@@ -46,7 +45,7 @@ HOSTS = 3
 COPIES = 3  # of everything in Redis, each on another host
 FIRST_PORT = 7_000
 APP_PORT, BALANCER_PORT, STORAGE_PORT = 8_000, 8_080, 9_000
-SETTLED_WITHIN_S = 120.0
+POLL_S = 0.5  # each look logs in to up to 18 nodes
 ARCHIVE = "s3://lisarec/archive"
 
 KEEPALIVED = """
@@ -193,10 +192,10 @@ class Site:
 
         Who replaces a primary needs the votes of most of them: two on one host, and its death stops the cluster.
         """
-        await self._until(self._is_whole)
+        await wait_until_settled(self._is_whole, POLL_S)
         for home in self._ports[:HOSTS]:
-            await self._until(lambda home=home: self._has_taken_over(home))  # type: ignore[misc]
-        await self._until(self._is_as_placed)
+            await wait_until_settled(partial(self._has_taken_over, home), POLL_S)
+        await wait_until_settled(self._is_as_placed, POLL_S)
 
     async def _open_store(self, *generations: Generation) -> RedisStore:
         """Open the store as a judge, who waits for hosts that are busy."""
@@ -277,11 +276,6 @@ class Site:
         with self.admin.client(replica) as node:
             return int(node.info("replication").get("master_port", 0))
 
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(SETTLED_WITHIN_S):
-            while not await asyncio.to_thread(_holds, is_so):
-                await asyncio.sleep(0.5)  # each look logs in to up to 18 nodes
-
     def _node(self, host: Host, port: int, timeout_ms: int) -> SupervisedProcess:
         data = _disk(host) / str(port)
         data.mkdir(parents=True)
@@ -346,12 +340,6 @@ async def running_site(model: Path, node_timeout_ms: int, logs: Path | None) -> 
                 site.copy_logs(logs)
             await site.close()
             network.close()
-
-
-def _holds(is_so: Callable[[], bool]) -> bool:
-    with suppress(RedisError):
-        return is_so()
-    return False
 
 
 def _disk(host: Host) -> Path:

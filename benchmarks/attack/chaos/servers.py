@@ -7,18 +7,15 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import redis
-
-from benchmarks.harness.redis_cluster import ClusterAdmin, command
+from benchmarks.harness.redis_cluster import SETTLED_WITHIN_S, ClusterAdmin, command, wait_until_settled
 from benchmarks.harness.supervised_process import SupervisedProcess
 
 KEPT_OF_A_NODE = "nodes.conf"  # who a node is, and which slots it has
 PIPE_OF_START = shutil.ignore_patterns(".redis-start.*")  # by which docker/redis/redis-start reads the server's log
-SETTLED_WITHIN_S = 120.0
 
 
 @dataclass
@@ -106,7 +103,7 @@ class Server:
             await lag()
         await primary.process.end(signal.SIGKILL)
         replica.process.send(signal.SIGCONT)
-        await self._until(lambda: self.admin.is_primary(replica.port))
+        await wait_until_settled(lambda: self.admin.is_primary(replica.port))
         await primary.process.start()
         await self.settle()
 
@@ -114,7 +111,7 @@ class Server:
         """Return when one node is the primary, and the other has all that it has."""
         await asyncio.gather(*(node.process.is_ready_within(SETTLED_WITHIN_S) for node in self.nodes))
         if len(self.nodes) > 1:
-            await self._until(self._is_whole)
+            await wait_until_settled(self._is_whole)
 
     @asynccontextmanager
     async def _down(self, number: signal.Signals) -> AsyncIterator[Node]:
@@ -139,15 +136,3 @@ class Server:
         return len(primaries) == 1 and all(
             self.admin.is_in_sync(node.port) for node in self.nodes if node not in primaries
         )
-
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(SETTLED_WITHIN_S):
-            while not await asyncio.to_thread(_holds, is_so):
-                await asyncio.sleep(0.05)
-
-
-def _holds(is_so: Callable[[], bool]) -> bool:
-    """Return whether it is so; a node that does not answer is not."""
-    with suppress(redis.RedisError):
-        return is_so()
-    return False
