@@ -31,6 +31,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import typer
 
+from benchmarks.harness.faults.faulty_machine import torn
 from benchmarks.resilience.crash_workloads import WORKLOADS, Workload
 
 CALLS = (
@@ -41,7 +42,6 @@ CALL = re.compile(r"\d+ +(\w+)\((.*)\) += (\d+)(?:<([^>]*)>)?")
 BEGUN = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>")
 ENDED = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
 ACKNOWLEDGED = b"acknowledged: "
-PAGE = 4096
 RANDOM_DISKS = 3  # at each call, in each order
 
 Order: TypeAlias = Literal["journal", "strict"]
@@ -270,10 +270,7 @@ def _left(node: Node, time: int, content: Content, rng: random.Random) -> bytes:
         return bytes(old) + bytes(max(0, len(new) - len(old)))
     if content != "torn":
         return bytes(old if content == "old" else new)
-    common = min(len(old), len(new))
-    pages = [rng.choice((old, new))[start : min(start + PAGE, common)] for start in range(0, common, PAGE)]
-    grown = new[common:]
-    return b"".join(pages) + (grown[: rng.randint(0, len(grown))] if grown else old[common:])
+    return torn(bytes(old), bytes(new), rng)
 
 
 def _split(arguments: str) -> list[str]:

@@ -63,13 +63,13 @@ class FaultyMachine:
         About half of the cuts lose everything that was not synced. The others find the disk in the middle of writing
         it: any subset of the overwritten pages is new, and appended data ends at any byte.
         """
-        torn = rng if rng.random() < 0.5 else None
+        tearing = rng if rng.random() < 0.5 else None
         directories = [self.live, *(path for path in self.live.rglob("*") if path.is_dir())]
-        changed = sum(self._restore(directory, torn) for directory in directories)
+        changed = sum(self._restore(directory, tearing) for directory in directories)
         self._settle()
         return changed
 
-    def _restore(self, directory: Path, torn: random.Random | None) -> int:
+    def _restore(self, directory: Path, tearing: random.Random | None) -> int:
         files = {file.name: file for file in directory.iterdir() if file.is_file()}
         before = {name: file.read_bytes() for name, file in files.items()}
         unsynced = {file.stat().st_ino: before[name] for name, file in files.items()}
@@ -77,7 +77,7 @@ class FaultyMachine:
         for name, inode in self._names_on_disk(directory).items():
             synced = self.root / "synced" / str(inode)
             content = synced.read_bytes() if synced.exists() else b""
-            after[name] = _torn(content, unsynced.get(inode, content), torn) if torn else content
+            after[name] = torn(content, unsynced.get(inode, content), tearing) if tearing else content
         for file in files.values():
             file.unlink()
         for name, content in after.items():
@@ -122,10 +122,10 @@ def library() -> Path:
     return built
 
 
-def _torn(synced: bytes, unsynced: bytes, rng: random.Random) -> bytes:
-    """Return what a disk may contain while it brings `synced` to `unsynced`."""
+def torn(synced: bytes, unsynced: bytes, rng: random.Random) -> bytes:
+    """Return what a disk may contain while it writes `unsynced` over `synced`: any subset of pages, and any end."""
     common = min(len(synced), len(unsynced))
     starts = range(0, common, PAGE)
-    pages = [rng.choice((unsynced, synced))[start : min(start + PAGE, common)] for start in starts]
+    pages = [rng.choice((synced, unsynced))[start : min(start + PAGE, common)] for start in starts]
     grown = unsynced[common:]
     return b"".join(pages) + (grown[: rng.randint(0, len(grown))] if grown else synced[common:])
