@@ -39,9 +39,9 @@ class RedisUsers:
         """Return the URL with which services log in."""
         return f"redis://lisarec:{self.password}@{host}:{port}/0"
 
-    def cluster_url(self, ports: Iterable[int], host: str = "127.0.0.1") -> str:
+    def cluster_url(self, ports: Iterable[int]) -> str:
         """Return the URL with which services log in to the nodes of a cluster."""
-        return f"redis://lisarec:{self.password}@{','.join(f'{host}:{port}' for port in ports)}"
+        return f"redis://lisarec:{self.password}@{','.join(f'127.0.0.1:{port}' for port in ports)}"
 
     def admin_url(self, port: int, host: str = "127.0.0.1") -> str:
         """Return the URL with which an operator logs in."""

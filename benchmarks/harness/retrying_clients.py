@@ -15,7 +15,6 @@ from benchmarks.harness.ledger import EventJson, Ledger
 
 SENDERS = 24
 BATCH_SIZES = (1,) * 5 + (10,) * 4 + (100,)
-RESENT_SHARE = 0.1
 HOT_USERS = 8
 HOT_RATE = 50.0  # events of each hot user per second
 ANSWER_WITHIN_S = 10.0
@@ -37,7 +36,7 @@ class RetryingClients:
     answers  number of requests by answer: an HTTP status with the error code of the body, or none
     """
 
-    def __init__(self, address: Address, ledger: Ledger, seed: int, *, resent_share: float = RESENT_SHARE) -> None:
+    def __init__(self, address: Address, ledger: Ledger, seed: int, *, resent_share: float) -> None:
         self.ledger = ledger
         self.answers: Counter[str] = Counter()
         self.last_acknowledged_s = 0.0  # monotonic

@@ -20,7 +20,7 @@ import confluent_kafka
 
 from benchmarks.harness.compose import ROOT
 
-PRODUCE, FETCH, OFFSET_COMMIT, HEARTBEAT, JOIN_GROUP = 0, 1, 8, 12, 11  # keys of Kafka's protocol
+FETCH, OFFSET_COMMIT, HEARTBEAT = 1, 8, 12  # keys of Kafka's protocol
 TRANSPORT_ERROR = -195  # the broker closes the connection instead of answering
 PRODUCER = 0
 REBALANCE_DELAY_MS = 200

@@ -7,10 +7,10 @@ import random
 
 from benchmarks.harness.fork_server import Weakness
 from benchmarks.harness.ledger import StoreVerdict
-from benchmarks.harness.retrying_clients import RESENT_SHARE
 from benchmarks.resilience.environment import EnvironmentOptions, ScenarioSettings
 from benchmarks.resilience.scenario import Scenario, scenario
 
+RESENT_SHARE = 0.1
 CUTS_PER_PROCESS_FAULT = 100  # connections are cut so often for each process that is killed or stopped
 STOPPED_S = (0.3, 3.0)  # Redis's clients give up after 2 s
 

@@ -52,7 +52,7 @@ class Degradation:
 
 
 async def episodes(settings: ScenarioSettings, outage_s: float) -> StoreVerdict:
-    """Live through each episode for so long; raises NotKept where answers are unclear or recovery takes too long."""
+    """Degrade the environment in each way for this long; raise BrokenPromise where answers or recovery are not good."""
     async with scenario(settings, options=EnvironmentOptions(on_machine=True)) as run:
         async with run.under_load():
             for degradation in _degradations(run.environment):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -34,7 +34,6 @@ BURST = 10  # consecutive requests of one kind
 DIVERSITY, SCENARIO = 0.5, "diverse"
 
 console = Console()
-Ask = Callable[[int], Awaitable[bytes]]
 
 
 def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dict[str, dict[str, Any]]:
