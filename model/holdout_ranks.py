@@ -165,12 +165,16 @@ def _score_blocks(events: HeldOutEvents, scorer: Scorer) -> Iterator[tuple[slice
 def state_scorer(score: StateScorer, codes: NDArray[np.uint8] | NDArray[np.float32], shape: ModelConfig) -> Scorer:
     """Return a scorer of histories by their states, with history codes (N, B), or shares (N, B, W)."""
 
-    def scorer(histories: Histories) -> NDArray[np.float32]:
-        states = [
-            history_histogram(codes[items], shape.decay_rates, shape.history_codewords, weights)
-            for items, weights in zip(histories, histories.weights_of_each, strict=True)
-        ]
-        recent = recent_windows(histories.item, histories.starts, histories.starts[1:] - 1, shape.recent_items)
-        return score(np.stack(states), histories.last_items.astype(np.int64), recent.astype(np.int64))
+    return lambda histories: score(*states_of(histories, codes, shape))
 
-    return scorer
+
+def states_of(
+    histories: Histories, codes: NDArray[np.uint8] | NDArray[np.float32], shape: ModelConfig
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the states of Q histories, none of them empty, as a ``StateScorer`` takes them."""
+    histograms = [
+        history_histogram(codes[items], shape.decay_rates, shape.history_codewords, weights)
+        for items, weights in zip(histories, histories.weights_of_each, strict=True)
+    ]
+    recent = recent_windows(histories.item, histories.starts, histories.starts[1:] - 1, shape.recent_items)
+    return np.stack(histograms), histories.last_items.astype(np.int64), recent.astype(np.int64)

@@ -35,8 +35,10 @@ from torch.nn import functional as F
 
 from benchmarks.machine import cpu, memory_bytes
 from model.config import ModelConfig
+from model.data.interactions import Histories
+from model.holdout_ranks import states_of
 from model.inference.step import Step
-from model.lisa.histogram import history_histogram, running_histograms
+from model.lisa.histogram import running_histograms
 from model.lisa.lisa_mini import LisaMini, attend
 
 ITEMS = 10_000
@@ -74,10 +76,8 @@ def lisa_step(length: int) -> tuple[Callable[[], Any], float]:
     """Return one step of a user with this many events, and the bytes of the user's state that it reads."""
     model, codes = random_model()
     items = np.random.default_rng(1).integers(0, ITEMS, length)
-    histogram = history_histogram(codes[items], model.config.decay_rates, model.config.history_codewords)[None]
-    recent = np.full((1, model.config.recent_items), -1)
-    recent[0, : min(length, recent.shape[1])] = items[::-1][: recent.shape[1]]
-    step, last = Step(model, model.tables()), items[-1:]
+    histogram, last, recent = states_of(Histories.joined([items]), codes, model.config)
+    step = Step(model, model.tables())
     return lambda: step(histogram, last, recent), histogram.nbytes
 
 

@@ -33,10 +33,11 @@ from rich.table import Table
 from app.jobs.loadtest import synthetic_catalogue
 from benchmarks.machine import cpu
 from model.artifact import model_directory
+from model.data.interactions import Histories
+from model.holdout_ranks import states_of
 from model.inference import bitmap
 from model.inference.engine import Engine
 from model.inference.scan import Lifted, Scan, supported_paths
-from model.lisa.histogram import history_histogram
 
 BOOKS, WORDS, WIDTH = 8, 256, 128
 QUERIES = 32  # distinct queries, one at a time
@@ -99,16 +100,9 @@ def trained_data(model: Path, items: int) -> tuple[Any, ...]:
     with TemporaryDirectory() as directory:
         synthetic_catalogue.write_enlarged(Path(directory), model, items, "trained")
         trained = model_directory.load(Path(directory))
-    shape, rng, engine = trained.config.model, np.random.default_rng(0), Engine(trained)
-    histories = rng.integers(0, items, (QUERIES, 20))
-    histograms = [
-        history_histogram(trained.history_codes[items], shape.decay_rates, shape.history_codewords)
-        for items in histories
-    ]
-    recent = np.full((QUERIES, shape.recent_items), -1)
-    newest = histories[:, ::-1][:, : shape.recent_items]
-    recent[:, : newest.shape[1]] = newest
-    queries = engine.step(np.stack(histograms), histories[:, -1], recent).vectors_on_cpu.numpy()
+    histories = Histories.joined([*np.random.default_rng(0).integers(0, items, (QUERIES, 20))])
+    states = states_of(histories, trained.history_codes, trained.config.model)
+    queries = Engine(trained).step(*states).vectors_on_cpu.numpy()
     weights = trained.model.state_dict()
     return trained.target_codes, weights["target_codebooks"].numpy(), queries, weights["bias"].numpy()
 

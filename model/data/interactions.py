@@ -175,6 +175,13 @@ class Histories:
     weights: NDArray[np.float32]
     starts: NDArray[np.int64]
 
+    @classmethod
+    def joined(cls, items: Sequence[NDArray[Any]], weights: Sequence[NDArray[Any]] | None = None) -> Histories:
+        """Concatenate the items of histories, and the weights of their events; without weights, each weighs 1."""
+        item = np.concatenate([np.empty(0, np.int32), *items]).astype(np.int32)
+        of_events = np.ones(len(item)) if weights is None else np.concatenate([np.empty(0), *weights])
+        return cls(item, of_events.astype(np.float32), starts_of(np.array([len(one) for one in items], np.int64)))
+
     def __len__(self) -> int:
         return len(self.starts) - 1
 

@@ -39,7 +39,7 @@ from model.cold_items import (
 from model.config import Config, DataCard, ModelConfig, TrainConfig
 from model.content.text_features import Description
 from model.data.interactions import Histories, Interactions
-from model.lisa.histogram import history_histogram
+from model.holdout_ranks import states_of
 from model.lisa.item_codes import make_distinct
 from model.lisa.lisa_mini import LisaMini
 
@@ -173,18 +173,10 @@ class NewItemCodes:
         """Yield the query (D,) after each of these histories of known items, oldest first."""
         shape, codes = self._trained.config.model, self._trained.history_codes
         for begin in range(0, len(histories), STATES_AT_ONCE):
-            some = histories[begin : begin + STATES_AT_ONCE]
-            states = [
-                history_histogram(codes[items], shape.decay_rates, shape.history_codewords, weights)
-                for items, weights in some
-            ]
-            recent = np.full((len(some), shape.recent_items), -1, np.int64)
-            for row, (items, _) in zip(recent, some, strict=True):
-                newest = items[::-1][: shape.recent_items]
-                row[: len(newest)] = newest
-            last = torch.from_numpy(recent[:, 0].copy())
-            histograms = torch.from_numpy(np.stack(states))
-            yield from self._trained.model.read(histograms, last, torch.from_numpy(recent), self._trained.tables)
+            items, weights = zip(*histories[begin : begin + STATES_AT_ONCE], strict=True)
+            histories_at_once = Histories.joined(items, weights)
+            histograms, last, recent = map(torch.from_numpy, states_of(histories_at_once, codes, shape))
+            yield from self._trained.model.read(histograms, last, recent, self._trained.tables)
 
     @cached_property
     def _user_queries(self) -> Tensor:

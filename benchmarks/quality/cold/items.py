@@ -40,12 +40,11 @@ from model.artifact.item_statistics import ItemStatistics
 from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.config import Config, ServedRecipe
-from model.data.interactions import Interactions
+from model.data.interactions import Histories, Interactions
 from model.data.readers import read_items
 from model.data.splits import Split
 from model.evaluation.evaluate import prepare_trial
-from model.inference.engine import Engine
-from model.lisa.histogram import history_histogram
+from model.evaluation.trial import model_scorer
 from model.metrics import difference, difference_interval_95, interval_95, metrics
 from model.training.loop import EpochReport, Progress
 from model.training.train import content
@@ -183,21 +182,13 @@ async def replayed(
 
 def never_learned(trained: Artifact, interactions: Interactions, parts: Split) -> RankedAnswers:
     """Rank by the model without new items in histories and answers; an empty history is no hit."""
-    row_of, shape, engine = (
-        {name: row for row, name in enumerate(trained.items.ids)},
-        trained.config.model,
-        Engine(trained),
-    )
-    rows = np.array([row_of.get(name, -1) for name in interactions.item_ids])[interactions.item]
-    answers = RankedAnswers()
+    rows = trained.items.rows.places_of(interactions.item_ids)[interactions.item]
+    scorer, answers = model_scorer(trained), RankedAnswers()
     for position in parts.test.tolist():
         history = rows[interactions.starts[interactions.user[position]] : position]
         history, target, rank = history[history >= 0], rows[position], NOT_RANKED
         if len(history) and target >= 0:
-            window = np.full(shape.recent_items, -1)
-            window[: min(len(history), len(window))] = history[::-1][: len(window)]
-            histogram = history_histogram(trained.history_codes[history], shape.decay_rates, shape.history_codewords)
-            scores = engine.scores(engine.step(histogram[None], history[-1:], window[None]))[0].numpy()
+            (scores,) = scorer(Histories.joined([history]))
             rank = int((scores >= scores[target]).sum())
         answers.ranks.append(rank)
         answers.new_shown.append(0)

@@ -16,11 +16,11 @@ from model.artifact.model_directory import Artifact
 from model.cold_items import ColdCodes
 from model.config import EVENT_WEIGHTS, Config, DataCard, SplitName, TrainConfig
 from model.content.text_features import Description
-from model.data.interactions import Interactions
+from model.data.interactions import Histories, Interactions
 from model.data.readers import read_interactions, read_items
 from model.data.splits import Split, split
+from model.holdout_ranks import states_of
 from model.inference.engine import Engine
-from model.lisa.histogram import history_histogram
 
 TRAIN_SHARE, VALIDATION_SHARE = 0.9, 0.95  # quantiles of time
 MAX_HISTORY = 1_000
@@ -111,20 +111,14 @@ def positions_of(world: World, part: str, seed: int) -> tuple[NDArray[np.int64],
 def questions_at(world: World, engine: Engine, positions: NDArray[np.int64]) -> Questions:
     """Return the questions at these events, from the learned items that the users chose before."""
     trained, interactions = world.trained, world.interactions
-    shape, parts = trained.config.model, list[tuple[NDArray[np.float32], ...]]()
+    parts = list[tuple[NDArray[np.float32], ...]]()
     rows = world.rows[interactions.item]
     for begin in range(0, len(positions), BLOCK):
-        histograms, last, recent = [], [], []
+        histories = []
         for position in positions[begin : begin + BLOCK].tolist():
             history = rows[interactions.starts[interactions.user[position]] : position]
-            history = history[history >= 0][-MAX_HISTORY:]
-            counts = trained.history_counts[history]
-            histograms.append(history_histogram(counts, shape.decay_rates, shape.history_codewords))
-            window = np.full(shape.recent_items, -1)
-            window[: min(len(history), len(window))] = history[::-1][: len(window)]
-            last.append(int(history[-1]))
-            recent.append(window)
-        queries = engine.step(np.stack(histograms), last, recent)
+            histories.append(history[history >= 0][-MAX_HISTORY:])
+        queries = engine.step(*states_of(Histories.joined(histories), trained.history_counts, trained.config.model))
         scores = engine.scores(queries).numpy()
         wanted = rows[positions[begin : begin + BLOCK]]
         own = np.where(wanted >= 0, scores[np.arange(len(wanted)), wanted], -np.inf).astype(np.float32)

@@ -23,10 +23,9 @@ from app.recommendation.ranking.trending import PRIOR_EVENTS
 from benchmarks.machine import cpu
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.data.interactions import Interactions
+from model.data.interactions import Histories, Interactions
 from model.evaluation.evaluate import prepare_trial
-from model.inference.engine import Engine
-from model.lisa.histogram import history_histogram
+from model.evaluation.trial import model_scorer
 from model.metrics import difference, difference_interval_95, metrics
 from storage.items.trends import HALF_LIFE_S
 
@@ -58,25 +57,11 @@ def personal_scores(
     model: Artifact, interactions: Interactions, positions: NDArray[np.int64], newest: int
 ) -> NDArray[np.float32]:
     """Return the model's scores, from only the `newest` events before each position: (positions, items)."""
-    engine, shape = Engine(model), model.config.model
-    scores = []
-    for begin in range(0, len(positions), BATCH):
-        states = []
-        for position in positions[begin : begin + BATCH].tolist():
-            first = max(int(interactions.starts[interactions.user[position]]), position - newest)
-            rows = interactions.item[first:position]
-            window = np.full(shape.recent_items, -1)
-            window[: min(len(rows), len(window))] = rows[::-1][: len(window)]
-            states.append(
-                (
-                    history_histogram(model.history_codes[rows], shape.decay_rates, shape.history_codewords),
-                    rows[-1],
-                    window,
-                )
-            )
-        histograms, last, windows = (np.array(part) for part in zip(*states, strict=True))
-        scores.append(engine.scores(engine.step(histograms, last, windows)).numpy())
-    return np.concatenate(scores)
+    firsts = np.maximum(interactions.starts[interactions.user[positions]], positions - newest)
+    histories = [interactions.item[first:end] for first, end in zip(firsts, positions, strict=True)]
+    scorer = model_scorer(model)
+    blocks = (histories[begin : begin + BATCH] for begin in range(0, len(histories), BATCH))
+    return np.concatenate([scorer(Histories.joined(block)) for block in blocks])
 
 
 def ranks_of(scores: NDArray[np.floating], targets: NDArray[np.int64]) -> NDArray[np.int64]:
