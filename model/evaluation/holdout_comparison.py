@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from model.artifact.model_directory import Artifact
 from model.config import SeenRule
-from model.data.interactions import REPEAT_SHARE_OF_SHOPS, Histories
+from model.data.interactions import REPEAT_SHARE_OF_SHOPS, Histories, starts_of
 from model.evaluation.trial import model_scorer
 from model.holdout_ranks import HeldOutEvents, Scorer, ranks_full
 from model.lisa.item_followers import Lift
@@ -215,7 +215,7 @@ class _KnownEvents:
         places = np.flatnonzero(selected & (self._targets >= 0))
         rows = [row for place in places for row, _ in self._histories[place]]
         weights = [weight for place in places for _, weight in self._histories[place]]
-        starts = np.concatenate([[0], np.cumsum(self.lengths[places])]).astype(np.int64)
+        starts = starts_of(self.lengths[places])
         histories = Histories(np.array(rows, np.int32), np.array(weights, np.float32), starts)
         return places, HeldOutEvents(self._targets[places], histories, places.astype(np.int32))
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.config import SERVED_MECHANISMS, MechanismRecipe
-from model.data.interactions import DataError, Histories, Interactions, training_histories
+from model.data.interactions import DataError, Histories, Interactions, starts_of, training_histories
 from model.data.splits import Split
 from model.holdout_ranks import Scorer
 from model.mechanisms.export import served_model, served_recipe
@@ -169,7 +169,7 @@ def mechanism_scorer(network: MechanismNetwork) -> Scorer:
 def newest_events(histories: Histories, max_events: int) -> Histories:
     """Cut each history to its newest events, at most `max_events`."""
     lengths = np.minimum(histories.lengths, max_events)
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    starts = starts_of(lengths)
     kept = np.arange(starts[-1]) + np.repeat(histories.starts[1:] - lengths - starts[:-1], lengths)
     return Histories(histories.item[kept], histories.weights[kept], starts)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.config import ModelConfig, TrainConfig
-from model.data.interactions import Histories
+from model.data.interactions import Histories, starts_of
 from model.lisa.histogram import running_histograms
 from model.lisa.recent_attention import recent_windows
 
@@ -125,7 +125,7 @@ class BatchMaker:
         for pool in np.split(users, np.flatnonzero(np.diff(pool_of)) + 1):
             if not len(pool):
                 continue
-            starts = np.concatenate([[0], np.cumsum(lengths[pool])])
+            starts = starts_of(lengths[pool])
             has_next = np.ones(starts[-1], bool)
             has_next[starts[1:] - 1] = False
             kept = self._bound.keeps(starts, rng)
