@@ -94,17 +94,13 @@ class Queries:
         """The vectors as a tensor on the CPU."""
         return torch.as_tensor(self.vectors).cpu()
 
-    def __getitem__(self, rows: Sequence[int]) -> Queries:
+    def __getitem__(self, rows: Sequence[int] | slice) -> Queries:
         products = self.products and (self.products[0][rows], Lifted(*(part[rows] for part in self.products[1])))
         return Queries(self.vectors[rows], self.recent[rows], self.similarity, products)
 
     def one(self, place: int) -> Queries:
         """Return the query at that position, without copying."""
-        if len(self) == 1:
-            return self
-        row = slice(place, place + 1)
-        products = self.products and (self.products[0][row], Lifted(*(part[row] for part in self.products[1])))
-        return Queries(self.vectors[row], self.recent[row], self.similarity, products)
+        return self if len(self) == 1 else self[place : place + 1]
 
 
 class RankedQueries(NamedTuple):
