@@ -22,6 +22,7 @@ from typing_extensions import override
 from model.data.interactions import Histories
 from model.holdout_ranks import Scorer
 from model.training.batches.padding import PaddedBatch, padded_batches, padded_rows
+from model.training.loop import learning_rate_factor
 from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss, uniform_negatives
 
 FULL_SOFTMAX_ITEMS = 20_000
@@ -193,7 +194,7 @@ class NeuralBaseline:
         for batch in padded_batches(histories, self.window, np.random.default_rng((self.seed, epoch))):
             share = (epoch + done / histories.positions) / self.epochs
             for group in optimizer.param_groups:
-                group["lr"] = self.learning_rate * learning_rate_factor(share)
+                group["lr"] = self.learning_rate * learning_rate_factor(share, WARMUP_SHARE)
             loss = batch_loss(network, batch)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -234,12 +235,6 @@ class Gru4Rec(NeuralBaseline):
 
 
 NEURAL_GRIDS: Mapping[str, Sequence[NeuralBaseline]] = {"sasrec": [SasRec()], "gru4rec": [Gru4Rec()]}
-
-
-def learning_rate_factor(share: float) -> float:
-    """Return the learning rate's factor after a share of the training: linear warm-up, then a cosine down to 1 %."""
-    warm = min(1.0, (share + 1e-4) / WARMUP_SHARE)
-    return max(warm * (0.5 + 0.5 * math.cos(math.pi * share)), 0.01)
 
 
 def batch_loss(network: SequenceNetwork, batch: PaddedBatch) -> Tensor:

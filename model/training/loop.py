@@ -152,7 +152,9 @@ class TrainingLoop(ABC, Generic[Batch]):
         self.network.train()
         done, losses = 0.0, []
         for batch, share in self._batches(seed):
-            self._set_learning_rate((epoch + done) / training.epochs)
+            factor = learning_rate_factor((epoch + done) / training.epochs, training.warmup_share)
+            for group in self.optimizer.param_groups:
+                group["lr"] = training.learning_rate * factor
             losses.append(self.train_batch(batch))
             done += share
             progress.batch(epoch, min(done, 1.0), losses[-1], self.positions)
@@ -170,14 +172,6 @@ class TrainingLoop(ABC, Generic[Batch]):
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         return float(loss.detach())
-
-    def _set_learning_rate(self, share: float) -> None:
-        """Warm up linearly, then follow a cosine down to a hundredth; ``share`` of the whole training is done."""
-        training = self.recipe.training
-        warm = min(1.0, (share + 1e-4) / training.warmup_share) if training.warmup_share else 1.0
-        cosine = 0.5 + 0.5 * math.cos(math.pi * share)
-        for group in self.optimizer.param_groups:
-            group["lr"] = training.learning_rate * max(warm * cosine, 0.01)
 
     @torch.inference_mode()
     def validate(self, on_progress: Callable[[float], None] = lambda _: None) -> Validation | None:
@@ -250,6 +244,12 @@ class TrainingLoop(ABC, Generic[Batch]):
     def _require_same_training(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Raise TrainError if the checkpoint's tensors belong to another training. Subclasses may check this."""
         return
+
+
+def learning_rate_factor(share: float, warmup_share: float) -> float:
+    """Return the factor after a share of the training: warm up linearly, then follow a cosine down to a hundredth."""
+    warm = min(1.0, (share + 1e-4) / warmup_share) if warmup_share else 1.0
+    return max(warm * (0.5 + 0.5 * math.cos(math.pi * share)), 0.01)
 
 
 def _options(config: str) -> dict[str, Any]:
