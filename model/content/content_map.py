@@ -108,7 +108,7 @@ def learned_content(
     if counts.nnz:
         rarity = rarities(counts)
         x = features(counts, rarity)
-        texts = rarity, _as_half(_ridge(x, targets - mean, weights, TEXT_PENALTY))
+        texts = rarity, _as_half(_ridge(x, targets - mean, weights))
     if vectors is not None:
         rows = np.flatnonzero(np.isfinite(vectors[:, 0]))
         if len(rows):
@@ -125,9 +125,7 @@ def _of_length_1(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
     return scaled
 
 
-def _ridge(
-    x: sparse.csr_array, y: NDArray[np.float32], weights: NDArray[np.float32], penalty: float
-) -> NDArray[np.float32]:
+def _ridge(x: sparse.csr_array, y: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Minimise the weighted squares of x w - y and the penalty's share of w: (n, F), (n, D) -> w (F, D).
 
     Conjugate gradients of the normal equations, all D of them at once (Hestenes and Stiefel, 1952).
@@ -142,7 +140,7 @@ def _ridge(
     for _ in range(ITERATIONS):
         if squares.max(initial=0.0) <= enough:
             break
-        image = transposed @ (row * (x @ direction)) + np.float32(penalty) * direction
+        image = transposed @ (row * (x @ direction)) + np.float32(TEXT_PENALTY) * direction
         step = squares / np.maximum((direction * image).sum(axis=0), SMALLEST)
         found += step * direction
         residual -= step * image

@@ -193,7 +193,7 @@ class _KnownEvents:
             [
                 (row_of[item_id], weights[kind])
                 for item_id, kind in history
-                if item_id in row_of and _has_weight(weights, kind)
+                if item_id in row_of and weights.get(kind, 0.0) > 0
             ]
             for history in comparison.histories
         ]
@@ -225,10 +225,6 @@ def unlifted(model: Artifact) -> Artifact:
     plain = copy.copy(model.model)
     plain.lift = torch.zeros_like(plain.lift)
     return replace(model, model=plain)
-
-
-def _has_weight(weights: Mapping[str, float], kind: str) -> bool:
-    return weights.get(kind, 0.0) > 0
 
 
 def _popular(counts: NDArray[np.signedinteger]) -> Scorer:
