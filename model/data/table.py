@@ -71,8 +71,7 @@ class Table:
         for column in columns:
             cells = self.frame[column]
             self.refuse(cells.eq_missing(column), "the header is repeated; remove this line", column)
-            pattern, rule = pattern_of(column)
-            bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
+            bad, rule = bad_ids(cells, column)
             self.refuse(bad, f"{column} {{!r}} is not an id ({rule})", column)
             self.require_exact_ids(column)
 
@@ -137,9 +136,10 @@ def rfc_3339(us: pl.Series) -> pl.Series:
     return us.cast(pl.Datetime("us", "UTC")).dt.strftime(RFC_3339)
 
 
-def pattern_of(column: str) -> tuple[str, str]:
-    """Return the pattern of a column's ids, or of the names in the column `type`, and its description."""
-    return (NAME_PATTERN, NAME_RULE) if column == "type" else (ID_PATTERN, ID_RULE)
+def bad_ids(cells: pl.Series, column: str) -> tuple[pl.Series, str]:
+    """Return which cells of a column are not ids or, in the column `type`, not names; and what these must be."""
+    pattern, rule = (NAME_PATTERN, NAME_RULE) if column == "type" else (ID_PATTERN, ID_RULE)
+    return ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."]), rule
 
 
 def inexact_ids(cells: pl.Series, dtype: pl.DataType | None) -> pl.Series:

@@ -29,9 +29,9 @@ from model.data.table import (
     INEXACT_ID,
     INEXACT_ID_FIX,
     VECTOR,
+    bad_ids,
     find_table,
     inexact_ids,
-    pattern_of,
 )
 
 MIDNIGHT = r"[ T]00:00(:00(\.0+)?)?$"  # after a day that another column gives the time of
@@ -305,8 +305,7 @@ def _find_bad_ids(found: Examination, column: str) -> None:
         return
     cells = found.frame[column].fill_null("")
     found.find(cells == "", f"{column} is empty", found.remedy)
-    pattern, rule = pattern_of(column)
-    is_bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
+    is_bad, rule = bad_ids(cells, column)
     found.find(is_bad, f"{column} is not a valid id", f"use {rule}; {found.remedy}", column=column)
     _find_inexact_ids(found, column)
     is_float, is_rounded = cells.str.contains(INTEGER_AS_FLOAT), cells.str.contains(ROUNDED_INTEGER)

@@ -8,10 +8,11 @@ from shlex import quote
 
 import polars as pl
 
-from model.config import EVENT_WEIGHTS, IMPRESSION, NAME_PATTERN, NAME_RULE
+from model.config import EVENT_WEIGHTS, IMPRESSION
 from model.data.exports.examination import Examination
 from model.data.exports.mapping import EVERY_OTHER, TableMapping, similar_columns, similar_types
 from model.data.interactions import MAX_NAMED_TYPES, weight_options
+from model.data.table import bad_ids
 
 
 def find_types(found: Examination, mapping: TableMapping) -> None:
@@ -28,10 +29,9 @@ def read_types(found: Examination, mapping: TableMapping) -> None:
     if "type" not in found.frame.columns:
         return
     cells = found.frame["type"].fill_null("")
-    is_name = cells.str.contains(rf"\A{NAME_PATTERN}\z") & ~cells.is_in([".", ".."])
-    found.find(cells == "", "type is empty", f"name these, too: --types '{_every_other(cells.filter(is_name))}'")
-    fix = f"use {NAME_RULE}; translate it with --types OWN=TYPE"
-    found.find(~is_name, "type is not a valid id", fix, column="type")
+    is_bad, rule = bad_ids(cells, "type")
+    found.find(cells == "", "type is empty", f"name these, too: --types '{_every_other(cells.filter(~is_bad))}'")
+    found.find(is_bad, "type is not a valid id", f"use {rule}; translate it with --types OWN=TYPE", column="type")
 
 
 def find_unknown_types(found: Examination) -> None:
