@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from model.lisa.neighbours import ItemBlock
+from model.lisa.neighbours import ItemBlock, strongest_columns
 
 COUNT = 32  # complements of an item that are kept
 NEAR = 20  # items between which an order counts, from the first of them to the second
@@ -155,18 +155,11 @@ def strongest_complements(
 
 def strongest_of(counts: sparse.csr_array, first: int, totals: OrderCounts, count: int = COUNT) -> Complements:
     """Find the ``count`` strongest complements of the items of a block of rows (n, N), whose first one is given."""
-    items = counts.shape[0]
     expected = (np.maximum(totals.orders_with, 1) / totals.orders) ** POPULARITY
-    found = Complements(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
-    rows = np.repeat(np.arange(items), np.diff(counts.indptr))
-    own = totals.orders_with[first : first + items][rows]
+    own = np.repeat(totals.orders_with[first : first + counts.shape[0]], np.diff(counts.indptr))
     scores = (counts.data / (own + SHRINKAGE) / expected[counts.indices]) ** SHARPNESS
-    strongest_first = np.lexsort((counts.indices, -scores, rows))
-    place = np.arange(len(rows)) - counts.indptr[rows]
-    kept = strongest_first[place < count]
-    cells = rows[kept], place[place < count]
-    found.items[cells], found.scores[cells] = counts.indices[kept], scores[kept]
-    return found
+    found = sparse.csr_array((scores, counts.indices, counts.indptr), shape=counts.shape)
+    return Complements(*strongest_columns(found, count))
 
 
 def joined(blocks: Sequence[Complements]) -> Complements:

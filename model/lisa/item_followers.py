@@ -15,6 +15,7 @@ from scipy import sparse
 
 from model.config import DEFAULT_LIFT_DECAY
 from model.lisa import item_codes
+from model.lisa.neighbours import strongest_columns
 
 WINDOW = 10  # the most events later that count as following
 SHRINKAGE = 5.0  # weight of follow-ups at which an item's shares count half
@@ -76,14 +77,6 @@ def strongest_followers(
 
 def strongest_of(counts: sparse.csr_array, count: int) -> Followers:
     """Find the ``count`` strongest followers of the items of a block of rows, by how often they followed: (n, N)."""
-    items = counts.shape[0]
     totals = np.asarray(counts.sum(axis=1)).ravel()
     shares = sparse.csr_array(sparse.diags_array(1 / (totals + SHRINKAGE)) @ counts)
-    rows = np.repeat(np.arange(items), np.diff(shares.indptr))
-    strongest_first = np.lexsort((shares.indices, -shares.data, rows))
-    place = np.arange(len(rows)) - shares.indptr[rows]
-    kept = strongest_first[place < count]
-    followers = Followers(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
-    cells = rows[kept], place[place < count]
-    followers.items[cells], followers.shares[cells] = shares.indices[kept], shares.data[kept]
-    return followers
+    return Followers(*strongest_columns(shares, count))

@@ -85,3 +85,18 @@ class BlockCounter:
                 once = np.ones(np.count_nonzero(near), np.int64)
                 found[distance] += sparse.coo_array((once, (row[near], others[near])), shape=self._shape).tocsr()
         return found
+
+
+def strongest_columns(strengths: sparse.csr_array, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Find the ``count`` strongest columns of each row, strongest first, ties by column: (n, N) -> 2 x (n, count).
+
+    returns  the columns, -1 where there are fewer, and their strengths, 0 there
+    """
+    shape = strengths.shape[0], count
+    columns, found = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+    rows = np.repeat(np.arange(len(columns)), np.diff(strengths.indptr))
+    strongest_first = np.lexsort((strengths.indices, -strengths.data, rows))
+    place = np.arange(len(rows)) - strengths.indptr[rows]
+    kept, cells = strongest_first[place < count], (rows[place < count], place[place < count])
+    columns[cells], found[cells] = strengths.indices[kept], strengths.data[kept]
+    return columns, found
