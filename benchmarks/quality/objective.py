@@ -35,7 +35,7 @@ from app.catalogue.expressions.objective import gains_of, log_values
 from app.schemas.fields import MAX_BOOST
 from benchmarks.machine import cpu
 from benchmarks.quality import shops
-from benchmarks.quality.rotation import DRAWS, interval_95
+from benchmarks.quality.rotation import DRAWS, with_interval
 from model.artifact import model_directory
 from model.evaluation.evaluate import prepare_trial
 from model.evaluation.trial import Trial, model_scorer
@@ -129,11 +129,9 @@ def report(title: str, found: dict[float, Lists]) -> None:
         cells = []
         for name in NAMES:
             own, before = getattr(lists, name), getattr(plain, name)
-            low, high = interval_95(own)
-            cells.append(f"{own.mean():.4f} ({low:.4f} to {high:.4f})")
+            cells.append(with_interval(own))
             if strength:
-                worse, better = interval_95(own - before)
-                cells[-1] += f"; {(own - before).mean():+.4f} ({worse:+.4f} to {better:+.4f})"
+                cells[-1] += f"; {with_interval(own - before, '+')}"
         table.add_row(f"{strength:g}", *cells)
     console.print(table, soft_wrap=True)
 

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import cpu
-from benchmarks.quality.rotation import interval_95
+from benchmarks.quality.rotation import with_interval
 from model.data.interactions import Interactions
 from model.data.orders import NO_ORDER, has_purchases, order_numbers
 from model.data.readers import ItemTexts, read_interactions, read_items
@@ -227,10 +227,8 @@ def report(found: Mapping[str, Found]) -> None:
     columns = (f"{name}@{K} (95 %)" for name in ("HR", "recall", "NDCG"))
     table = Table("test", *columns, f"repeat minus it, NDCG@{K} (paired 95 %)", title=f"{len(first.hit):,} users")
     for name, own in found.items():
-        cells = [f"{part.mean():.4f} ({low:.4f} to {high:.4f})" for part in own for low, high in [interval_95(part)]]
-        least, greatest = interval_95(first.ndcg - own.ndcg)
-        gain = f"{np.mean(first.ndcg - own.ndcg):+.4f} ({least:+.4f} to {greatest:+.4f})"
-        table.add_row(name, *cells, "" if own is first else gain)
+        gain = "" if own is first else with_interval(first.ndcg - own.ndcg, "+")
+        table.add_row(name, *map(with_interval, own), gain)
     console.print(table)
 
 

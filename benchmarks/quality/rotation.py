@@ -146,6 +146,12 @@ def interval_95(values: NDArray[np.float64]) -> tuple[float, float]:
     return low, high
 
 
+def with_interval(values: NDArray[np.float64], sign: str = "") -> str:
+    """Return a mean and its 95 % interval as text, with a sign for differences."""
+    low, high = interval_95(values)
+    return f"{values.mean():{sign}.4f} ({low:{sign}.4f} to {high:{sign}.4f})"
+
+
 def report(found: dict[float, NDArray[np.float64]]) -> float:
     """Print the shares found, and return the strength that is best for the first half of the users."""
     half = len(found[0.0]) // 2
@@ -156,10 +162,9 @@ def report(found: dict[float, NDArray[np.float64]]) -> float:
     console.print(table)
     chosen = max(found, key=lambda strength: found[strength][:half].mean())
     plain, best = found[0.0][half:], found[chosen][half:]
-    low, high = interval_95(best - plain)
     console.print(
         f"test, {len(plain):,} users: {plain.mean():.4f} without, {best.mean():.4f} with rotation {chosen:g}; "
-        f"difference {np.mean(best - plain):+.4f} ({low:+.4f} to {high:+.4f})"
+        f"difference {with_interval(best - plain, '+')}"
     )
     return chosen
 

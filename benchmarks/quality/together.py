@@ -39,7 +39,7 @@ from app.schemas.recommendations import RecommendationRequest
 from app.serving.lifespan import Service
 from benchmarks.machine import cpu
 from benchmarks.quality.cold.items import service_of
-from benchmarks.quality.rotation import interval_95
+from benchmarks.quality.rotation import interval_95, with_interval
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.data.interactions import Interactions
@@ -231,9 +231,8 @@ def report(found: Mapping[str, NDArray[np.float64]]) -> None:
     table = Table("test", f"HR@{K}", "95 %", "first minus it, paired 95 %", title=f"{len(first):,} orders, {cpu()}")
     for name, own in found.items():
         low, high = interval_95(own)
-        least, greatest = interval_95(first - own)
-        difference = f"{np.mean(first - own):+.4f} ({least:+.4f} to {greatest:+.4f})"
-        table.add_row(name, f"{own.mean():.4f}", f"{low:.4f} to {high:.4f}", "" if own is first else difference)
+        difference = "" if own is first else with_interval(first - own, "+")
+        table.add_row(name, f"{own.mean():.4f}", f"{low:.4f} to {high:.4f}", difference)
     console.print(table)
 
 
