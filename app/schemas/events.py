@@ -15,7 +15,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Closed, Id, Name, Timestamp
+from app.schemas.fields import Closed, Id, Name, rfc_3339_us
+from model.data.table import LAST_SECOND
 from storage.state.event import IMPRESSION
 from storage.state.portable_state import PortableState
 
@@ -24,6 +25,39 @@ MAX_EVENTS = 1_000  # of one request
 MAX_PUBLIC_EVENTS = 100  # of one request with a page's key, which everybody can read
 MAX_PUBLIC_NEW_USERS = 20  # in such a request
 MAX_VALUE = 1e9  # of one event, so that no sum of them is infinite
+
+
+def _timestamp_us(value: object, info: ValidationInfo) -> int:
+    """Return microseconds since the epoch, at most the context's ``max_us``."""
+    time_us = rfc_3339_us(value) if isinstance(value, str) else _unix_seconds_us(value)
+    assert info.context is not None
+    if time_us > info.context["max_us"]:
+        raise PydanticCustomError("ahead", "is more than 5 minutes ahead of the server's clock (the unit is seconds)")
+    return time_us
+
+
+def _unix_seconds_us(seconds: object) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")
+    if not abs(seconds) <= LAST_SECOND:  # so that NaN is refused too
+        raise PydanticCustomError("not_a_time", "is out of range for a number of Unix seconds")
+    return round(seconds * 1_000_000)
+
+
+Timestamp = Annotated[
+    int,
+    PlainValidator(_timestamp_us),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "number", "minimum": -LAST_SECOND, "maximum": LAST_SECOND},
+            ],
+            "description": "An RFC 3339 time with a time zone, or Unix seconds. At most 5 minutes ahead of the "
+            "server's clock.",
+        }
+    ),
+]
 
 
 def _value(value: float, info: ValidationInfo) -> float:

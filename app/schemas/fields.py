@@ -17,14 +17,12 @@ from pydantic import (
     Field,
     PlainValidator,
     StringConstraints,
-    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from model.config import ID_PATTERN, ID_RULE, NAME_PATTERN
-from model.data.table import LAST_SECOND
 from storage.records import EPOCH
 
 MAX_ITEM_IDS = 10_000
@@ -97,15 +95,6 @@ def are_ids(values: Sequence[str]) -> bool:
     return not values or (_match_ids("\n".join(values)) is not None and {".", ".."}.isdisjoint(values))
 
 
-def _timestamp_us(value: object, info: ValidationInfo) -> int:
-    """Return microseconds since the epoch, at most the context's ``max_us``."""
-    time_us = rfc_3339_us(value) if isinstance(value, str) else _unix_seconds_us(value)
-    assert info.context is not None
-    if time_us > info.context["max_us"]:
-        raise PydanticCustomError("ahead", "is more than 5 minutes ahead of the server's clock (the unit is seconds)")
-    return time_us
-
-
 def rfc_3339_us(text: str) -> int:
     """Return the microseconds since the epoch of an RFC 3339 time; raise PydanticCustomError."""
     match = _RFC_3339.fullmatch(text)
@@ -117,14 +106,6 @@ def rfc_3339_us(text: str) -> int:
         return (datetime.fromisoformat(text.upper()) - EPOCH) // timedelta(microseconds=1)
     except ValueError:
         raise PydanticCustomError("not_a_time", "names a date or time that does not exist") from None
-
-
-def _unix_seconds_us(seconds: object) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")
-    if not abs(seconds) <= LAST_SECOND:  # so that NaN is refused too
-        raise PydanticCustomError("not_a_time", "is out of range for a number of Unix seconds")
-    return round(seconds * 1_000_000)
 
 
 def plain_digits(value: object) -> object:
@@ -347,20 +328,6 @@ Params = Annotated[
 Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_plain_number)]
 RotationDays = Annotated[float, Field(gt=0, le=MAX_ROTATION_DAYS), BeforeValidator(_plain_number)]
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
-Timestamp = Annotated[
-    int,
-    PlainValidator(_timestamp_us),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "format": "date-time"},
-                {"type": "number", "minimum": -LAST_SECOND, "maximum": LAST_SECOND},
-            ],
-            "description": "An RFC 3339 time with a time zone, or Unix seconds. At most 5 minutes ahead of the "
-            "server's clock.",
-        }
-    ),
-]
 
 
 class Closed(BaseModel):
