@@ -9,13 +9,13 @@ from typing import Annotated, Any, TypeVar, get_origin
 
 from fastapi import Depends, Path
 from fastapi.openapi.models import Example
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType, details_of
 from app.http.access import Caller, charge
 from app.http.services import Services
-from app.schemas.fields import WITH_SLASHES, Id
+from app.schemas.fields import ENCODED_SLASH, Id
 from app.schemas.items import StockedId
 from app.schemas.recommendations import RecommendationUrlQuery
 from app.serving.lifespan import Service
@@ -64,7 +64,13 @@ def example(value: str) -> dict[str, Example]:
     return {value: {"value": value}}
 
 
+def _with_slashes(value: object) -> object:
+    """Return a part of a path, with its encoded slashes restored."""
+    return value.replace(ENCODED_SLASH, "/") if isinstance(value, str) else value
+
+
 ServiceDep = Annotated[Service, Depends(get_service)]
+WITH_SLASHES = BeforeValidator(_with_slashes)
 UserId = Annotated[Id, WITH_SLASHES, Path(description="The user's id, encoded.", openapi_examples=example("ada"))]
 ITEM_IN_PATH = Path(description="The item's id, encoded.", openapi_examples=example("tea-2"))
 ItemId = Annotated[Id, WITH_SLASHES, ITEM_IN_PATH]

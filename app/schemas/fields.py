@@ -85,11 +85,6 @@ def _no_path_step(value: str) -> str:
     return value
 
 
-def _with_slashes(value: object) -> object:
-    """Return a part of a path, with its encoded slashes restored."""
-    return value.replace(ENCODED_SLASH, "/") if isinstance(value, str) else value
-
-
 def are_ids(values: Sequence[str]) -> bool:
     """Return whether every value is an `Id`. One match of all of them together is faster than one match each."""
     return not values or (_match_ids("\n".join(values)) is not None and {".", ".."}.isdisjoint(values))
@@ -263,7 +258,6 @@ _matches_id = re.compile(ID_PATTERN).fullmatch
 _matches_name = re.compile(NAME_PATTERN).fullmatch
 _match_ids = re.compile(rf"{ID_PATTERN}(\n{ID_PATTERN})*+").fullmatch
 Id = Annotated[str, AfterValidator(_id), WithJsonSchema({**_ID_OR_EMPTY, "minLength": 1})]
-WITH_SLASHES = BeforeValidator(_with_slashes)
 IdOrEmpty = Annotated[str, AfterValidator(_id_or_empty), WithJsonSchema(_ID_OR_EMPTY)]
 Name = Annotated[
     str,
