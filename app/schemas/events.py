@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Closed, Id, Name, rfc_3339_us
+from app.schemas.fields import Closed, Id, Name, is_number, rfc_3339_us
 from model.data.table import LAST_SECOND
 from storage.state.event import IMPRESSION
 from storage.state.portable_state import PortableState
@@ -37,7 +37,7 @@ def _timestamp_us(value: object, info: ValidationInfo) -> int:
 
 
 def _unix_seconds_us(seconds: object) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+    if not is_number(seconds):
         raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")
     if not abs(seconds) <= LAST_SECOND:  # so that NaN is refused too
         raise PydanticCustomError("not_a_time", "is out of range for a number of Unix seconds")

@@ -69,6 +69,11 @@ def is_name(value: object) -> TypeGuard[str]:
     return type(value) is str and _matches_name(value) is not None and value not in (".", "..")
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether the value is a number of JSON, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _id(value: str) -> str:
     if not is_id(value):
         raise PydanticCustomError("no_id", "must be " + ID_RULE)
@@ -229,7 +234,7 @@ def _is_unicode(text: str) -> bool:
 
 def _is_param_number(value: object) -> TypeGuard[int | float]:
     # also refuses NaN, and whole numbers beyond those of floating point
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return is_number(value) and abs(value) <= sys.float_info.max
 
 
 def _is_boost(boost: tuple[object, object]) -> bool:
@@ -238,8 +243,7 @@ def _is_boost(boost: tuple[object, object]) -> bool:
         isinstance(category, str)
         and 1 <= len(category) <= MAX_CATEGORY_CHARS
         and _is_unicode(category)
-        and isinstance(gain, int | float)
-        and not isinstance(gain, bool)
+        and is_number(gain)
         and abs(gain) <= MAX_BOOST  # so that NaN is refused too
     )
 

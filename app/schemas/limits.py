@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import MAX_K
+from app.schemas.fields import MAX_K, is_number
 from app.schemas.properties import NAME_PATTERN, matches_name
 
 MAX_LIMITS = 4  # properties
@@ -47,7 +47,8 @@ def _objective(value: object) -> Objective:
         return Objective(property=found[1], strength=float(found[2] or 1.0))
     if isinstance(value, dict) and value.keys() <= {"property", "strength"}:
         name, strength = value.get("property"), value.get("strength", 1.0)
-        if isinstance(name, str) and matches_name(name) is not None and _is_strength(strength):
+        is_strength = is_number(strength) and 0 <= strength <= 1  # NaN is neither
+        if isinstance(name, str) and matches_name(name) is not None and is_strength:
             return Objective(property=name, strength=float(strength))
     raise PydanticCustomError(
         "no_objective",
@@ -61,10 +62,6 @@ def _objective_text(text: str) -> str:
     return text
 
 
-def _is_strength(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1  # NaN is neither
-
-
 def _limit_of_text(text: object) -> tuple[str, int]:
     name, _, most = str(text).partition(":")
     return name, int(most) if most.isascii() and most.isdigit() and len(most) <= len(str(MAX_K)) else 0
@@ -75,8 +72,7 @@ def _is_limit(limit: tuple[object, object]) -> bool:
     return (
         isinstance(name, str)
         and matches_name(name) is not None
-        and isinstance(most, int | float)
-        and not isinstance(most, bool)
+        and is_number(most)
         and 1 <= most <= MAX_K
         and most == int(most)
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import DOCUMENTED_NAME, Closed, Name, ResultCount, is_name, plain_digits
+from app.schemas.fields import DOCUMENTED_NAME, Closed, Name, ResultCount, is_name, is_number, plain_digits
 from storage.items.audit import NumberedEntry
 from storage.records import EPOCH, OTHER
 
@@ -28,12 +28,7 @@ def _shares(value: object) -> dict[str, float]:
 
 def _is_share(share: tuple[object, object]) -> bool:
     name, part = share
-    return (
-        is_name(name)
-        and isinstance(part, int | float)
-        and not isinstance(part, bool)
-        and 0 < part <= MAX_SHARE  # so that NaN is refused too
-    )
+    return is_name(name) and is_number(part) and 0 < part <= MAX_SHARE  # so that NaN is refused too
 
 
 Shares = Annotated[
