@@ -9,10 +9,10 @@ from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import are_ids
+from app.schemas.fields import are_ids, checked_by
 
 PACKED, PLAIN = b"\x01", b"\x02"  # the first byte; after it come the ids, compressed or plain
 MIN_COMPRESSED_BYTES = 1024  # compressing shorter texts is not worth the time
@@ -80,10 +80,5 @@ def _shown_before(value: object) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def _cursor_text(text: str) -> str:
-    _shown_before(text)
-    return text
-
-
-CursorText = Annotated[str, AfterValidator(_cursor_text)]
+CursorText = Annotated[str, checked_by(_shown_before)]
 Cursor = Annotated[tuple[str, ...], PlainValidator(_shown_before), WithJsonSchema({"type": "string"})]

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import cache
@@ -72,6 +72,16 @@ def is_name(value: object) -> TypeGuard[str]:
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether the value is a number of JSON, which true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def checked_by(parse: Callable[[Any], object]) -> AfterValidator:
+    """Return a validator for texts of a query string, which it keeps as they are; it raises as the parser does."""
+
+    def checked(text: Any) -> Any:
+        parse(text)
+        return text
+
+    return AfterValidator(checked)
 
 
 def _id(value: str) -> str:
@@ -184,11 +194,6 @@ def parse_params(value: object) -> dict[str, Param]:
     return params
 
 
-def _params_text(text: str) -> str:
-    parse_params(text)
-    return text
-
-
 def _param(value: object) -> Param:
     if isinstance(value, bool) or _is_param_text(value):
         return value
@@ -298,7 +303,7 @@ Boost = Annotated[
         }
     ),
 ]
-ParamsText = Annotated[str, AfterValidator(_params_text)]
+ParamsText = Annotated[str, checked_by(parse_params)]
 Params = Annotated[
     dict[str, Param],
     PlainValidator(parse_params),

@@ -3,10 +3,10 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import MAX_K, is_number
+from app.schemas.fields import MAX_K, checked_by, is_number
 from app.schemas.properties import NAME_PATTERN, matches_name
 
 MAX_LIMITS = 4  # properties
@@ -34,11 +34,6 @@ def _max_per(value: object) -> dict[str, int]:
     return {name: int(most) for name, most in value.items()}
 
 
-def _max_per_texts(texts: list[str]) -> list[str]:
-    _max_per(texts)
-    return texts
-
-
 def _objective(value: object) -> Objective:
     """Return the objective in an object or a text. An error echoes none of it."""
     if isinstance(value, Objective):
@@ -55,11 +50,6 @@ def _objective(value: object) -> Objective:
         "must be an item property with a strength from 0 to 1: {example}",
         {"example": '{"property": "margin", "strength": 0.5}, or as a text margin:0.5'},
     )
-
-
-def _objective_text(text: str) -> str:
-    _objective(text)
-    return text
 
 
 def _limit_of_text(text: object) -> tuple[str, int]:
@@ -98,7 +88,7 @@ MaxPer = Annotated[
 ]
 MaxPerTexts = Annotated[
     list[str],
-    AfterValidator(_max_per_texts),
+    checked_by(_max_per),
     WithJsonSchema({"type": "array", "items": _LIMIT_SCHEMA, "maxItems": MAX_LIMITS}),
 ]
 _OBJECTIVE_PATTERN = f"({NAME_PATTERN})(?::(0(?:\\.[0-9]{{1,9}})?|1(?:\\.0{{1,9}})?))?"
@@ -125,4 +115,4 @@ ObjectiveOrText = Annotated[
         }
     ),
 ]
-ObjectiveText = Annotated[str, AfterValidator(_objective_text), WithJsonSchema(_OBJECTIVE_TEXT_SCHEMA)]
+ObjectiveText = Annotated[str, checked_by(_objective), WithJsonSchema(_OBJECTIVE_TEXT_SCHEMA)]
