@@ -49,6 +49,7 @@ from app.errors import (
     details_of_errors,
 )
 from app.observability.metrics import Metrics
+from app.schemas.fields import with_example
 from app.serving.model_registry import NoSuchModel
 from model.artifact.model_directory import ArtifactError
 from storage.errors import (
@@ -79,19 +80,15 @@ class ErrorBody(BaseModel):
 
     error: Error
 
-    model_config = {
-        "json_schema_extra": {
-            "examples": [
-                {
-                    "error": {
-                        "code": "invalid_events",
-                        "message": "nothing was applied; correct the events in `details` and send all events again",
-                        "details": [{"index": 3, "field": "timestamp", "reason": "has no time zone"}],
-                    }
-                }
-            ]
+    model_config = with_example(
+        {
+            "error": {
+                "code": "invalid_events",
+                "message": "nothing was applied; correct the events in `details` and send all events again",
+                "details": [{"index": 3, "field": "timestamp", "reason": "has no time zone"}],
+            }
         }
-    }
+    )
 
 
 class Problem(NamedTuple):

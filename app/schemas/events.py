@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Closed, Id, Name, is_number, rfc_3339_us
+from app.schemas.fields import Closed, Id, Name, is_number, rfc_3339_us, with_example
 from model.data.table import LAST_SECOND
 from storage.state.event import IMPRESSION
 from storage.state.portable_state import PortableState
@@ -151,11 +151,7 @@ class EventCounts(BaseModel):
         "logged; PUT the items first."
     )
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"accepted": 2, "duplicates": 1, "unknown_items": 0, "unknown_types": 0, "refused": 0}]
-        }
-    )
+    model_config = with_example({"accepted": 2, "duplicates": 1, "unknown_items": 0, "unknown_types": 0, "refused": 0})
 
 
 class SealedState:
@@ -194,18 +190,14 @@ class PortableEventCounts(EventCounts):
     state: str = Field(description="Send it with the next call, in place of the previous state.")
     expires: datetime = Field(description="When the state expires. The next events return a state that lasts longer.")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "accepted": 1,
-                    "duplicates": 0,
-                    "unknown_items": 0,
-                    "unknown_types": 0,
-                    "refused": 0,
-                    "state": "AZ8...",
-                    "expires": "2026-12-23T10:00:00Z",
-                }
-            ]
+    model_config = with_example(
+        {
+            "accepted": 1,
+            "duplicates": 0,
+            "unknown_items": 0,
+            "unknown_types": 0,
+            "refused": 0,
+            "state": "AZ8...",
+            "expires": "2026-12-23T10:00:00Z",
         }
     )

@@ -357,6 +357,11 @@ class Closed(BaseModel):
         return data
 
 
+def with_example(example: dict[str, Any]) -> ConfigDict:
+    """Return the configuration of a model that has this example in /openapi.json."""
+    return ConfigDict(json_schema_extra={"examples": [example]})
+
+
 def _meant(unknown: str, names: Sequence[str]) -> str:
     """Return a suggestion of similar names, if any. Few names are compared: a body may have 1,000 unknown ones."""
     like = [name for name in names if name[0] == unknown[:1]] if len(unknown) <= MAX_COMPARED else []

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.schemas.fields import Categories, Closed, Id, ResultCount
+from app.schemas.fields import Categories, Closed, Id, ResultCount, with_example
 from app.schemas.properties import Properties, PropertyTime
 from app.schemas.recommendations import PersonalSearch
 from app.schemas.scored_items import ScoredItem
@@ -41,10 +41,8 @@ class PopularItems(BaseModel):
     generation: str
     items: list[ScoredItem]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 311.0, "title": "Green tea"}]}]
-        }
+    model_config = with_example(
+        {"generation": "shop", "items": [{"item_id": "tea-2", "score": 311.0, "title": "Green tea"}]}
     )
 
 
@@ -60,10 +58,8 @@ class TrendingItems(BaseModel):
     generation: str
     items: list[ScoredItem]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 17.5, "title": "Green tea"}]}]
-        }
+    model_config = with_example(
+        {"generation": "shop", "items": [{"item_id": "tea-2", "score": 17.5, "title": "Green tea"}]}
     )
 
 
@@ -106,19 +102,15 @@ class FoundItem(TypedDict):
 
 
 @with_config(
-    ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "item_id": "tea-2",
-                    "title": "Green tea",
-                    "categories": ["tea", "organic"],
-                    "available": True,
-                    "known": True,
-                    "properties": {"price": 4.5, "brand": "Hill"},
-                    "published_at": "2026-05-01T08:00:00Z",
-                }
-            ]
+    with_example(
+        {
+            "item_id": "tea-2",
+            "title": "Green tea",
+            "categories": ["tea", "organic"],
+            "available": True,
+            "known": True,
+            "properties": {"price": 4.5, "brand": "Hill"},
+            "published_at": "2026-05-01T08:00:00Z",
         }
     )
 )
@@ -141,19 +133,15 @@ class Items(BaseModel):
 
     items: list[FoundItem]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
+    model_config = with_example(
+        {
+            "items": [
                 {
-                    "items": [
-                        {
-                            "item_id": "tea-2",
-                            "title": "Green tea",
-                            "categories": ["tea", "organic"],
-                            "available": True,
-                            "known": True,
-                        }
-                    ]
+                    "item_id": "tea-2",
+                    "title": "Green tea",
+                    "categories": ["tea", "organic"],
+                    "available": True,
+                    "known": True,
                 }
             ]
         }
@@ -204,4 +192,4 @@ class ItemsTaken(BaseModel):
     accepted: int
     unknown_items: int = Field(description="How many of these items no model has learned yet.")
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"accepted": 2, "unknown_items": 0}]})
+    model_config = with_example({"accepted": 2, "unknown_items": 0})

@@ -4,10 +4,19 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import DOCUMENTED_NAME, Closed, Name, ResultCount, is_name, is_number, plain_digits
+from app.schemas.fields import (
+    DOCUMENTED_NAME,
+    Closed,
+    Name,
+    ResultCount,
+    is_name,
+    is_number,
+    plain_digits,
+    with_example,
+)
 from storage.items.audit import NumberedEntry
 from storage.records import EPOCH, OTHER
 
@@ -65,19 +74,15 @@ class ServedModel(BaseModel):
     config: dict[str, Any]
     metrics: dict[str, Any]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "generation": "shop",
-                    "tag": "9f86d081884c7d65",
-                    "device": "cpu",
-                    "items": 240,
-                    "state_bytes": 4000,
-                    "config": {"model": {"preset": "lisa-mini", "width": 128}},
-                    "metrics": {"hr_at_10_full": 0.26},
-                }
-            ]
+    model_config = with_example(
+        {
+            "generation": "shop",
+            "tag": "9f86d081884c7d65",
+            "device": "cpu",
+            "items": 240,
+            "state_bytes": 4000,
+            "config": {"model": {"preset": "lisa-mini", "width": 128}},
+            "metrics": {"hr_at_10_full": 0.26},
         }
     )
 
@@ -126,33 +131,29 @@ class Stats(BaseModel):
     places: list[PlaceStats]
     scenarios: list[ScenarioStats]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
+    model_config = with_example(
+        {
+            "places": [
                 {
-                    "places": [
-                        {
-                            "generation": "shop",
-                            "experiment": None,
-                            "place": 1,
-                            "shown": 1200,
-                            "events": {"click": 96, "purchase": 7},
-                            "value": {"purchase": 151.5},
-                        }
-                    ],
-                    "scenarios": [
-                        {
-                            "scenario": "product-page",
-                            "experiment": None,
-                            "lists": 900,
-                            "short": 12,
-                            "empty": 1,
-                            "events": {"click": 81, "purchase": 5},
-                            "value": {"purchase": 99.9},
-                        }
-                    ],
+                    "generation": "shop",
+                    "experiment": None,
+                    "place": 1,
+                    "shown": 1200,
+                    "events": {"click": 96, "purchase": 7},
+                    "value": {"purchase": 151.5},
                 }
-            ]
+            ],
+            "scenarios": [
+                {
+                    "scenario": "product-page",
+                    "experiment": None,
+                    "lists": 900,
+                    "short": 12,
+                    "empty": 1,
+                    "events": {"click": 81, "purchase": 5},
+                    "value": {"purchase": 99.9},
+                }
+            ],
         }
     )
 
@@ -164,9 +165,7 @@ class Activated(BaseModel):
     tag: str
     previous: str
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"generation": "shop-june", "tag": "9f86d081884c7d65", "previous": "shop-may"}]}
-    )
+    model_config = with_example({"generation": "shop-june", "tag": "9f86d081884c7d65", "previous": "shop-may"})
 
 
 class Experiment(Closed):
@@ -175,9 +174,7 @@ class Experiment(Closed):
     The shares need not add up to 1.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
-    )
+    model_config = with_example({"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}})
 
     name: Name = Field(description="The name of the experiment. A different name assigns users anew.")
     shares: Shares = Field(description="The share of each model or scenario, by its name.")
@@ -201,11 +198,7 @@ class Experiments(BaseModel):
 
     experiment: Experiment | None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}}]
-        }
-    )
+    model_config = with_example({"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}})
 
 
 class AuditQuery(Closed):
@@ -249,23 +242,19 @@ class AuditPage(BaseModel):
     entries: list[AuditedAction]
     next: int | None = Field(description="`after` of the next page. Null after the last page.")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
+    model_config = with_example(
+        {
+            "entries": [
                 {
-                    "entries": [
-                        {
-                            "number": 17,
-                            "time": "2026-11-24T04:12:00Z",
-                            "actor": "3f2a9c0b1d4e",
-                            "action": "model.activate",
-                            "subject": "shop-june",
-                            "details": {"tag": "9f86d081884c7d65", "previous": "shop-may"},
-                        }
-                    ],
-                    "next": None,
+                    "number": 17,
+                    "time": "2026-11-24T04:12:00Z",
+                    "actor": "3f2a9c0b1d4e",
+                    "action": "model.activate",
+                    "subject": "shop-june",
+                    "details": {"tag": "9f86d081884c7d65", "previous": "shop-may"},
                 }
-            ]
+            ],
+            "next": None,
         }
     )
 
@@ -281,4 +270,4 @@ class Health(BaseModel):
 
     status: Literal["ok", "ready"]
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ok"}]})
+    model_config = with_example({"status": "ok"})

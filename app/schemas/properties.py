@@ -9,10 +9,10 @@ from itertools import chain, count
 from math import isfinite
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Closed, rfc_3339_us
+from app.schemas.fields import Closed, rfc_3339_us, with_example
 from model.content.folding import fold
 from storage.records import EPOCH, ITEM_TIMES, MAX_PROPERTIES, PropertyType, PropertyValue, property_type
 
@@ -214,7 +214,7 @@ TypesByName = Annotated[
     ),
 ]
 
-EXAMPLES = ConfigDict(json_schema_extra={"examples": [{"items": {"price": "number"}, "users": {"member": "boolean"}}]})
+EXAMPLES = with_example({"items": {"price": "number"}, "users": {"member": "boolean"}})
 
 
 class DeclaredTypes(Closed):
@@ -243,7 +243,7 @@ class HeldTypes(BaseModel):
 class PostedUserProperties(Closed):
     """Properties of a user to set. Properties that are left out keep their values."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"properties": {"member": True, "region": None}}]})
+    model_config = with_example({"properties": {"member": True, "region": None}})
 
     properties: Properties
 
@@ -251,7 +251,7 @@ class PostedUserProperties(Closed):
 class UserProperties(BaseModel):
     """All properties of a user, or of the user that this one was merged into."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"user_id": "ada", "properties": {"member": True}}]})
+    model_config = with_example({"user_id": "ada", "properties": {"member": True}})
 
     user_id: str
     properties: dict[str, Any] = Field(description="The properties by name. Empty for a user for whom none were set.")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator, with_config
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -30,6 +30,7 @@ from app.schemas.fields import (
     ResultCount,
     RotationDays,
     plain_digits,
+    with_example,
 )
 from app.schemas.limits import MaxPer, MaxPerTexts, ObjectiveOrText, ObjectiveText
 from app.schemas.scored_items import NamedItem, Removals, ScoredItem, Short
@@ -326,6 +327,17 @@ class SimilarQuery(ItemListQuery):
 Source = Literal["personalised", "popular", "blended", "similar", "together", "repeat"]
 
 
+@with_config(
+    with_example(
+        {
+            "recommendation_id": "AaIneFnlSli3kUqRAs8AAAABHFuMHlNEE0AVJwTr",
+            "user_id": "ada",
+            "generation": "shop",
+            "source": "personalised",
+            "items": [{"item_id": "tea-2", "score": 4.25, "title": "Green tea"}],
+        }
+    )
+)
 class Recommendations(TypedDict):
     """A list of items, best first.
 
@@ -354,22 +366,6 @@ class Recommendations(TypedDict):
     because: NotRequired[Annotated[NamedItem, Field(description="The item that these are most similar to.")]]
     short: NotRequired[Short]
     debug: NotRequired[Removals]
-
-
-# inside the class, a type checker would consider it a key
-Recommendations.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-    json_schema_extra={
-        "examples": [
-            {
-                "recommendation_id": "AaIneFnlSli3kUqRAs8AAAABHFuMHlNEE0AVJwTr",
-                "user_id": "ada",
-                "generation": "shop",
-                "source": "personalised",
-                "items": [{"item_id": "tea-2", "score": 4.25, "title": "Green tea"}],
-            }
-        ]
-    }
-)
 
 
 class RecommendationResults(TypedDict):

@@ -29,6 +29,7 @@ from app.schemas.fields import (
     ParamType,
     param_type,
     parse_params,
+    with_example,
 )
 from app.schemas.recommendations import ListSettings, Pins, RecommendationRequest
 from storage.records import MAX_SCENARIO_VERSIONS
@@ -154,7 +155,7 @@ VERSION_EXAMPLE: dict[str, Any] = {
 class ScenarioVersion(BaseModel):
     """One version of a scenario: who made it and when."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [VERSION_EXAMPLE]})
+    model_config = with_example(VERSION_EXAMPLE)
 
     name: str
     version: int = Field(description="The number of the version, from 1.")
@@ -168,7 +169,7 @@ class ScenarioVersion(BaseModel):
 class ScenarioVersions(BaseModel):
     """The stored versions of a scenario, newest first."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"versions": [VERSION_EXAMPLE]}]})
+    model_config = with_example({"versions": [VERSION_EXAMPLE]})
 
     versions: Annotated[list[ScenarioVersion], Field(max_length=MAX_SCENARIO_VERSIONS)]
 
@@ -176,7 +177,7 @@ class ScenarioVersions(BaseModel):
 class ScenarioList(BaseModel):
     """The current scenarios of the tenant, in order of their names."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"scenarios": [VERSION_EXAMPLE]}]})
+    model_config = with_example({"scenarios": [VERSION_EXAMPLE]})
 
     scenarios: Annotated[list[ScenarioVersion], Field(max_length=MAX_SCENARIOS)]
 

@@ -6,7 +6,7 @@ from typing import Annotated, NotRequired
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from app.schemas.fields import Closed, Id, ResultCount, plain_digits
+from app.schemas.fields import Closed, Id, ResultCount, plain_digits, with_example
 
 
 class ShownItem(TypedDict):
@@ -28,19 +28,15 @@ class UserState(BaseModel):
     shown_items: list[ShownItem] = Field(description="The items that `rotation` lowers: at most 56, newest first.")
     histogram: list[list[list[float]]] = Field(description="[R][B][W]: decayed uses of each codeword.")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "user_id": "ada",
-                    "generation": "shop",
-                    "event_count": 2,
-                    "last_item_id": "tea-2",
-                    "recent_items": ["tea-2", "cup-1"],
-                    "shown_items": [{"item_id": "pot-3", "count": 2, "last": "2024-11-14T18:20:00Z"}],
-                    "histogram": [[[1.0, 0.95], [0.0, 1.95]]],
-                }
-            ]
+    model_config = with_example(
+        {
+            "user_id": "ada",
+            "generation": "shop",
+            "event_count": 2,
+            "last_item_id": "tea-2",
+            "recent_items": ["tea-2", "cup-1"],
+            "shown_items": [{"item_id": "pot-3", "count": 2, "last": "2024-11-14T18:20:00Z"}],
+            "histogram": [[[1.0, 0.95], [0.0, 1.95]]],
         }
     )
 
@@ -83,28 +79,24 @@ class UserEvents(BaseModel):
     events: list[LoggedEvent | LoggedUndo]
     next: int | None = Field(description="`after` of the next page. Null after the last page.")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
+    model_config = with_example(
+        {
+            "user_id": "ada",
+            "events": [
                 {
+                    "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
                     "user_id": "ada",
-                    "events": [
-                        {
-                            "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
-                            "user_id": "ada",
-                            "item_id": "tea-2",
-                            "type": "click",
-                            "timestamp": 1731608400.0,
-                        },
-                        {
-                            "undo": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
-                            "user_id": "ada",
-                            "timestamp": 1731608460.0,
-                        },
-                    ],
-                    "next": None,
-                }
-            ]
+                    "item_id": "tea-2",
+                    "type": "click",
+                    "timestamp": 1731608400.0,
+                },
+                {
+                    "undo": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                    "user_id": "ada",
+                    "timestamp": 1731608460.0,
+                },
+            ],
+            "next": None,
         }
     )
 
@@ -116,11 +108,7 @@ class Undone(BaseModel):
     event_id: str
     changed: bool = Field(description="False if it was already undone.")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"user_id": "ada", "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "changed": True}]
-        }
-    )
+    model_config = with_example({"user_id": "ada", "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "changed": True})
 
 
 class MergeRequest(Closed):
@@ -138,9 +126,7 @@ class Merged(BaseModel):
     visitor: str = Field(serialization_alias="from")
     changed: bool = Field(description="False if they were already merged.")
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"user_id": "ada", "from": "visitor-7", "changed": True}]}
-    )
+    model_config = with_example({"user_id": "ada", "from": "visitor-7", "changed": True})
 
 
 class Erasure(BaseModel):
@@ -151,4 +137,4 @@ class Erasure(BaseModel):
         description="The time when the archive and the log's own files have nothing left of the user."
     )
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"user_id": "ada", "files_by": "2024-11-15T18:20:00Z"}]})
+    model_config = with_example({"user_id": "ada", "files_by": "2024-11-15T18:20:00Z"})
