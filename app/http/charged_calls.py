@@ -32,11 +32,12 @@ from app.recommendation.cost import (
 )
 from app.recommendation.state_reader import log_queries
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
+from app.schemas.fields import LogPageQuery
 from app.schemas.items import ItemsTaken
 from app.schemas.properties import UserProperties
 from app.schemas.recommendations import ItemListQuery, RecommendationBatch, RecommendationRequest, SimilarQuery
 from app.schemas.scenarios import ScenarioPreview, ScenarioSettings, ScenarioVersion
-from app.schemas.users import Erasure, Merged, Undone, UserEvents, UserEventsQuery
+from app.schemas.users import Erasure, Merged, Undone, UserEvents
 from app.serving import property_types
 from app.serving.item_updates import parse_items
 from app.serving.lifespan import Service
@@ -243,7 +244,7 @@ async def _check(services: Services, caller: Caller, settings: ScenarioSettings,
     await scenarios.check(settings, held.types, service.catalogue, run, path)
 
 
-async def user_events(services: Services, caller: Caller, user_id: str, query: UserEventsQuery) -> UserEvents:
+async def user_events(services: Services, caller: Caller, user_id: str, query: LogPageQuery) -> UserEvents:
     """Charge the caller for the entries and archive files to read, and return the page; raises as `UserData.events`.
 
     Only one long page of each key is read at a time. Otherwise, thirty of them would each take a turn before the next

@@ -357,6 +357,15 @@ class Closed(BaseModel):
         return data
 
 
+class LogPageQuery(Closed):
+    """Parameters of a page of a log."""
+
+    after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(plain_digits)] = Field(
+        0, description="`next` of the previous page."
+    )
+    limit: ResultCount = Field(100, description="The number of entries of a page, by default 100.")
+
+
 def with_example(example: dict[str, Any]) -> ConfigDict:
     """Return the configuration of a model that has this example in /openapi.json."""
     return ConfigDict(json_schema_extra={"examples": [example]})

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import (
     DOCUMENTED_NAME,
     Closed,
     Name,
-    ResultCount,
     is_name,
     is_number,
-    plain_digits,
     with_example,
 )
 from storage.items.audit import NumberedEntry
@@ -199,15 +197,6 @@ class Experiments(BaseModel):
     experiment: Experiment | None
 
     model_config = with_example({"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}})
-
-
-class AuditQuery(Closed):
-    """Parameters of a page of the audit log."""
-
-    after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(plain_digits)] = Field(
-        0, description="`next` of the previous page."
-    )
-    limit: ResultCount = Field(100, description="The number of entries of a page, by default 100.")
 
 
 class AuditedAction(BaseModel):

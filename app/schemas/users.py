@@ -3,10 +3,10 @@
 from datetime import datetime
 from typing import Annotated, NotRequired
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from app.schemas.fields import Closed, Id, ResultCount, plain_digits, with_example
+from app.schemas.fields import Closed, Id, with_example
 
 
 class ShownItem(TypedDict):
@@ -39,15 +39,6 @@ class UserState(BaseModel):
             "histogram": [[[1.0, 0.95], [0.0, 1.95]]],
         }
     )
-
-
-class UserEventsQuery(Closed):
-    """Parameters of a page of a user's log."""
-
-    after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(plain_digits)] = Field(
-        0, description="`next` of the previous page."
-    )
-    limit: ResultCount = Field(100, description="The number of entries of a page, by default 100.")
 
 
 class LoggedEvent(TypedDict):

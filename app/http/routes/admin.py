@@ -11,8 +11,8 @@ from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import LOADED_MODEL, LOGGED_EVENTS, OPERATION
 from app.recommendation.scenarios import unshared_param
-from app.schemas.fields import Name
-from app.schemas.operations import Activated, AuditPage, AuditQuery, Experiments, NewExperiment
+from app.schemas.fields import LogPageQuery, Name
+from app.schemas.operations import Activated, AuditPage, Experiments, NewExperiment
 from app.schemas.properties import DeclaredTypes, HeldTypes
 from app.serving.property_types import declare_types, shown_types
 from app.serving.switcher import experiment_of
@@ -128,7 +128,7 @@ async def end_experiment(service: ServiceDep, services: ServicesDep, caller: Cal
 
 @router.get("/v1/admin/audit", response_model=AuditPage)
 async def get_audit(
-    query: Annotated[AuditQuery, Query()], service: ServiceDep, services: ServicesDep, caller: CallerDep
+    query: Annotated[LogPageQuery, Query()], service: ServiceDep, services: ServicesDep, caller: CallerDep
 ) -> Response:
     """List the audit log in pages, oldest first: who did what with keys, models, experiments, scenarios and user data.
 

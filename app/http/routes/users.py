@@ -17,8 +17,9 @@ from app.http.dependencies import (
 )
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
+from app.schemas.fields import LogPageQuery
 from app.schemas.properties import PostedUserProperties, UserProperties
-from app.schemas.users import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
+from app.schemas.users import Erasure, Merged, MergeRequest, Undone, UserEvents, UserState
 from app.serving.property_types import user_properties
 
 router = GuardedRouter(tags=["users"], dependencies=[needs("users:admin")])
@@ -41,7 +42,7 @@ async def get_user(user_id: UserId, service: ServiceDep) -> UserState:
 
 @router.get("/v1/users/{user_id}/events", responses=errors(404), response_model=UserEvents)
 async def get_user_events(
-    user_id: UserId, query: Annotated[UserEventsQuery, Query()], services: ServicesDep, caller: CallerDep
+    user_id: UserId, query: Annotated[LogPageQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
     """List the user's log in pages, oldest first.
 
