@@ -4,13 +4,15 @@ The HTTP response to each is in `app.http.error_responses`, and docs/reference/e
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 
 MAX_DETAILS = 20
+
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 
 class ErrorDetail(BaseModel):
@@ -170,6 +172,14 @@ class DeviceLost(Exception):
 
 class Draining(Exception):
     """The process is shutting down and wants no further requests."""
+
+
+def validate(schema: type[SchemaT], body: object, problem: str, context: Mapping[str, Any] | None = None) -> SchemaT:
+    """Validate a parsed body and return the request; raise InvalidRequest with the problem as its message."""
+    try:
+        return schema.model_validate(body, context=context)
+    except ValidationError as exc:
+        raise InvalidRequest(problem, details_of(exc)) from None
 
 
 def details_of(failure: ValidationError, index: int | None = None) -> list[ErrorDetail]:

@@ -88,13 +88,12 @@ class Recommender:
         return cast("list[list[ScoredItem]]", answers)
 
     def _request(self, body: dict[str, object]) -> RecommendationRequest:
-        from app.errors import InvalidRequest
-        from app.http.dependencies import parse
+        from app.errors import InvalidRequest, validate
         from app.schemas.recommendations import RecommendationRequest
         from lisarec.local_service import as_value_error
 
         try:
-            return parse(RecommendationRequest, body, "the request is not valid")
+            return validate(RecommendationRequest, body, "the request is not valid")
         except InvalidRequest as exc:
             raise as_value_error(exc) from None
 

@@ -4,11 +4,9 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
-from pydantic import ValidationError
-
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.catalogue.trained_catalogue import TrainedCatalogue
-from app.errors import InvalidRequest, StateNotReady, UserNotFound, details_of
+from app.errors import InvalidRequest, StateNotReady, UserNotFound, validate
 from app.schemas.users import (
     Erasure,
     LoggedEvent,
@@ -133,10 +131,7 @@ def visitor_of(body: object, user_id: str) -> str:
 
     raises  InvalidRequest  when the body is not valid, or names the user itself
     """
-    try:
-        visitor = MergeRequest.model_validate(body).visitor
-    except ValidationError as exc:
-        raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
+    visitor = validate(MergeRequest, body, "the body is not a valid request").visitor
     if visitor == user_id:
         raise InvalidRequest("a user cannot be merged into itself; put the visitor's id into 'from'")
     return visitor

@@ -7,13 +7,13 @@ from functools import partial
 from itertools import chain
 
 from app.catalogue.trained_catalogue import EncodedItems, encode, encoded_pieces
-from app.errors import ItemNotFound, TooManyEvents
+from app.errors import ItemNotFound, TooManyEvents, validate
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit, require_scope
 from app.http.auth.sealed_states import open_states
-from app.http.dependencies import LONG_BODY_BYTES, parse, parse_json
+from app.http.dependencies import LONG_BODY_BYTES, parse_json
 from app.http.services import Services
 from app.recommendation import scenarios
 from app.recommendation.cost import (
@@ -184,7 +184,7 @@ async def put_scenario(services: Services, caller: Caller, name: str, body: obje
     raises  InvalidRequest  when the settings are invalid; for an expression, it gives the position in the text
             and as `ScenarioRegistry.put`
     """
-    settings = parse(ScenarioSettings, body, "the body is not a valid scenario; nothing changed")
+    settings = validate(ScenarioSettings, body, "the body is not a valid scenario; nothing changed")
     await charge_operation(services, caller, scenario_charge(settings))
     await _check(services, caller, settings)
     return await services.by_tenant[caller.tenant].scenarios.put(name, settings, caller.name)
@@ -211,7 +211,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     raises  as `put_scenario` and `recommend`
     """
     whole = await _with_kept_settings(services, caller, body)
-    preview = parse(ScenarioPreview, whole, "the body is not a valid preview")
+    preview = validate(ScenarioPreview, whole, "the body is not a valid preview")
     services.by_tenant[caller.tenant].signals.require_types(preview.request.exclude_events, "request.")
     plain = preview.request.model_copy(update={"scenario": None})
     request = scenarios.with_settings(plain, preview.settings, "request.")
@@ -384,8 +384,8 @@ def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
     raises  InvalidRequest
     """
     if isinstance(body, dict) and "requests" in body:
-        return parse(RecommendationBatch, body, INVALID)
-    return parse(RecommendationRequest, body, INVALID)
+        return validate(RecommendationBatch, body, INVALID)
+    return validate(RecommendationRequest, body, INVALID)
 
 
 def size_of(body: object) -> int:

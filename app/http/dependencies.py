@@ -5,22 +5,20 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, get_origin
 
 from fastapi import Depends, Path
 from fastapi.openapi.models import Example
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BeforeValidator
 from starlette.requests import Request
 
-from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType, details_of
+from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
 from app.http.access import Caller, charge
 from app.http.services import Services
 from app.schemas.fields import ENCODED_SLASH, Id
 from app.schemas.items import StockedId
 from app.schemas.recommendations import RecommendationUrlQuery
 from app.serving.lifespan import Service
-
-SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 LONG_BODY_BYTES = 1 << 14  # parsing a longer body takes a large part of a millisecond
 REPEATABLE = frozenset(
@@ -195,11 +193,3 @@ async def no_query(request: Request) -> None:
 
 
 NO_QUERY = Depends(no_query)
-
-
-def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
-    """Validate a parsed body and return the request; raises InvalidRequest with the problem as its message."""
-    try:
-        return schema.model_validate(body)
-    except ValidationError as exc:
-        raise InvalidRequest(problem, details_of(exc)) from None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
-from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
+from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of, validate
 from app.schemas.items import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
 from app.schemas.properties import TypesSoFar
 from app.serving.property_types import refusal_detail
@@ -14,6 +14,7 @@ from storage.items.vectors import NO_VECTOR, encode
 from storage.protocol import UserStore
 from storage.records import ITEM_TIMES, ItemEntry, PropertyType
 
+NO_ITEM = "the body does not describe an item"
 REFUSED = "nothing was applied; correct the items in `details` and send all items again"
 
 
@@ -31,15 +32,12 @@ class ItemUpdates:
         raises  InvalidRequest  when the body is not valid
                 StorageError    when the store did not accept it; resending is safe
         """
-        try:
-            words = ItemWords.model_validate(body, context={"types": await self.types_for([body])})
-        except ValidationError as exc:
-            raise InvalidRequest("the body does not describe an item", details_of(exc)) from None
+        words = validate(ItemWords, body, NO_ITEM, {"types": await self.types_for([body])})
         entry = _entry(item_id, words)
         try:
             await self._put([entry])
         except (PropertyRefused, VectorRefused) as exc:
-            raise InvalidRequest("the body does not describe an item", [_detail(exc, [entry])]) from None
+            raise InvalidRequest(NO_ITEM, [_detail(exc, [entry])]) from None
         return self.item(item_id)
 
     async def post(self, entries: Sequence[ItemEntry]) -> ItemsTaken:

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from pydantic import ValidationError
-
-from app.errors import MAX_DETAILS, ErrorDetail, InvalidRequest, PropertyInUse, details_of
+from app.errors import MAX_DETAILS, ErrorDetail, InvalidRequest, PropertyInUse, validate
 from app.recommendation.scenarios import properties_of
 from app.schemas.properties import (
     DeclaredTypes,
@@ -32,10 +30,7 @@ async def declare_types(store: UserStore, scenarios: ScenarioRegistry, tenant: s
             PropertyInUse   when a property to be removed is used by a scenario
             StorageError    when the store did not accept the change; resending is safe
     """
-    try:
-        declared = DeclaredTypes.model_validate(body)
-    except ValidationError as exc:
-        raise InvalidRequest(REFUSED, details_of(exc)) from None
+    declared = validate(DeclaredTypes, body, REFUSED)
     changes: TypeChanges = {"item": declared.items, "user": declared.users}
     gone = {(owner, name) for owner, types in changes.items() for name, type_ in types.items() if type_ is None}
     if gone:
@@ -71,10 +66,7 @@ async def put_user_properties(store: UserStore, tenant: str, user_id: str, body:
             StorageError    when the store did not accept the change; resending is safe
     """
     types: TypesSoFar = dict((await store.properties.held(tenant)).types["user"])
-    try:
-        posted = PostedUserProperties.model_validate(body, context={"types": types})
-    except ValidationError as exc:
-        raise InvalidRequest(NO_PROPERTIES, details_of(exc)) from None
+    posted = validate(PostedUserProperties, body, NO_PROPERTIES, {"types": types})
     try:
         await store.properties.put_of_user(tenant, user_id, posted.properties)
     except PropertyRefused as exc:

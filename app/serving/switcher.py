@@ -8,13 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from app.catalogue.overrides.item_overrides import ItemOverrides
-from app.errors import InvalidRequest, Overloaded, details_of
+from app.errors import Overloaded
 from app.recommendation.experiments import ExperimentRecommender
 from app.recommendation.recommender import Recommender
-from app.schemas.operations import Experiment, NewExperiment
+from app.schemas.operations import Experiment
 from app.serving import empty_model
 from app.serving.experiment_arms import ExperimentArms
 from app.serving.model_registry import NoSuchModel
@@ -320,14 +318,3 @@ def _apply(overrides: ItemOverrides, changes: ItemChanges, served: Callable[[], 
     overrides.apply(changes)
     for one in served():  # asked now: others may have been served since the changes were read
         one.catalogue.catch_up()
-
-
-def experiment_of(body: object) -> Experiment:
-    """Return the experiment that the parsed body of ``PUT /v1/admin/experiment`` describes.
-
-    raises  InvalidRequest  when the body is not valid
-    """
-    try:
-        return NewExperiment.model_validate(body)
-    except ValidationError as exc:
-        raise InvalidRequest("the body is not a valid experiment", details_of(exc)) from None

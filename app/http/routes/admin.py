@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import Path, Query, Response
 
-from app.errors import ErrorDetail, InvalidRequest
+from app.errors import ErrorDetail, InvalidRequest, validate
 from app.http.access import audit, charge, charge_operation, needs
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
@@ -15,7 +15,6 @@ from app.schemas.fields import LogPageQuery, Name
 from app.schemas.operations import Activated, AuditPage, Experiments, NewExperiment
 from app.schemas.properties import DeclaredTypes, HeldTypes
 from app.serving.property_types import declare_types, shown_types
-from app.serving.switcher import experiment_of
 
 router = GuardedRouter(tags=["admin"], dependencies=[needs("admin")])
 
@@ -97,7 +96,7 @@ async def activate_generation(
 )
 async def put_experiment(body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:
     """Start an experiment: serve several models or scenarios at the same time, each to its share of the users."""
-    experiment = experiment_of(body)
+    experiment = validate(NewExperiment, body, "the body is not a valid experiment")
     if experiment.over == "models":
         await charge_operation(services, caller, LOADED_MODEL * len(experiment.shares))
     else:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Response
 
-from app.errors import ErrorDetail, Forbidden, InvalidRequest
+from app.errors import ErrorDetail, Forbidden, InvalidRequest, validate
 from app.http.access import Caller, needs
 from app.http.auth.sealed_states import require_sealer
 from app.http.charged_calls import (
@@ -18,7 +18,7 @@ from app.http.charged_calls import (
     recommend,
     size_of,
 )
-from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep, parse
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep
 from app.http.openapi import COMPONENT, component_schemas, errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.http.services import Services
@@ -118,7 +118,7 @@ async def append_portable_events(services: Services, caller: Caller, body: bytes
     """
     sealer, service = require_sealer(services.sealer), services.by_tenant[caller.tenant]
     async with parsed_write(services, caller, body) as parsed:
-        posted = parse(PortableEventsRequest, parsed, INVALID)
+        posted = validate(PortableEventsRequest, parsed, INVALID)
         sender = await charged_sender(services, caller, len(posted.events))
         generation = service.switcher.current.generation
         state = PortableState.empty(generation)
@@ -139,7 +139,7 @@ async def recommend_portable(services: Services, caller: Caller, body: object) -
         reason = f"accepts one request with a sealed state, without {', '.join(sorted(OF_USERS))}"
         raise InvalidRequest(INVALID, [ErrorDetail(reason=reason)])
     is_first = body.get("state") is None
-    work = partial(parse, RecommendationRequest, {**body, "state": ""} if is_first else body, INVALID)
+    work = partial(validate, RecommendationRequest, {**body, "state": ""} if is_first else body, INVALID)
     size = size_of(body)
     request = work() if size <= LONG_BODY else await services.shared_thread.run(work, ID_COST * size, caller.requester)
     if caller.key is not None and caller.key.is_public:

@@ -4,9 +4,10 @@ from typing import Annotated
 
 from fastapi import Path, Response
 
+from app.errors import validate
 from app.http.access import audit, charge_operation, needs
 from app.http.charged_calls import INVALID, preview_scenario, put_scenario, restore_scenario
-from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example, parse
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import SCENARIOS
@@ -94,7 +95,7 @@ async def roll_back_scenario(name: Name, body: JsonBody, services: ServicesDep, 
 
     Without `version`, a second call undoes the first. Settings that name a deleted property are a 422.
     """
-    wanted = parse(Rollback, body, INVALID).version
+    wanted = validate(Rollback, body, INVALID).version
     version = await restore_scenario(services, caller, name, wanted)
     await audit(services, caller, "scenario.roll_back", name, {"to": wanted, "version": version.version})
     return version
