@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Protocol
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
-
-
-class Served(Protocol):
-    """A served generation, with its catalogue."""
-
-    @property
-    def catalogue(self) -> LiveCatalogue:
-        """The items that it recommends."""
-        ...
 
 
 class Vocabulary:
     """Determines which items of events are currently known.
 
     overrides      the items that the shop has set
-    served         returns the served generations
+    catalogues     returns the catalogues of the served generations
     refresh_items  reads all changes of items up to now; raises StorageError
     """
 
     def __init__(
         self,
         overrides: ItemOverrides,
-        served: Callable[[], Sequence[Served]],
+        catalogues: Callable[[], Sequence[LiveCatalogue]],
         refresh_items: Callable[[], Awaitable[None]],
     ) -> None:
         self._overrides = overrides
-        self._served = served
+        self._catalogues = catalogues
         self._refresh_items = refresh_items
 
     async def unknown_items(self, item_ids: Collection[str]) -> set[str]:
@@ -48,9 +38,9 @@ class Vocabulary:
         return unknown
 
     def _unknown(self, item_ids: Collection[str]) -> set[str]:
-        catalogues = [served.catalogue.row_of for served in self._served()]
+        rows_of_items = [catalogue.row_of for catalogue in self._catalogues()]
         return {
             item_id
             for item_id in item_ids
-            if item_id not in self._overrides and not any(item_id in rows for rows in catalogues)
+            if item_id not in self._overrides and not any(item_id in rows for rows in rows_of_items)
         }

@@ -88,7 +88,7 @@ async def tenant_service(
         stack.push_async_callback(context.tasks.cancel)
         switcher = GenerationSwitcher(context, artifact)
         await switcher.poll()  # first, so that a joining process never serves another model
-        vocabulary = Vocabulary(context.overrides, switcher.served, switcher.refresh_items)
+        vocabulary = Vocabulary(context.overrides, switcher.catalogues, switcher.refresh_items)
         ingest = Ingest(store, settings, metrics, signals, vocabulary)
         item_updates = ItemUpdates(store, switcher, settings.tenant)
         scenarios = ScenarioRegistry(store.scenarios, settings.tenant, signals.click_through)
@@ -133,8 +133,8 @@ async def _follow_time(switcher: GenerationSwitcher) -> None:
     This runs in a thread, because it may have to wait until a filter of the whole catalogue is evaluated.
     """
     while True:
-        for served in switcher.served():
-            await asyncio.to_thread(served.catalogue.follow_time)
+        for catalogue in switcher.catalogues():
+            await asyncio.to_thread(catalogue.follow_time)
         await asyncio.sleep(POLL_EVERY_S)
 
 

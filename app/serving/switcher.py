@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.errors import Overloaded
 from app.recommendation.experiments import ExperimentRecommender
@@ -70,6 +71,10 @@ class GenerationSwitcher:
         """Return all served generations, the current one first."""
         return list(dict.fromkeys((self.current, *self._arms.generations.values())))
 
+    def catalogues(self) -> list[LiveCatalogue]:
+        """Return the catalogues of all served generations, that of the current one first."""
+        return [one.catalogue for one in self.served()]
+
     async def poll_forever(self) -> None:
         """Poll the store's pointers until cancelled."""
         while True:
@@ -103,7 +108,7 @@ class GenerationSwitcher:
                 if changes.version == read:
                     return
                 context.item_codes.apply(changes.codes)
-                apply = partial(_apply, context.overrides, changes, self.served)
+                apply = partial(_apply, context.overrides, changes, self.catalogues)
                 await context.engine_threads.shared.run(apply, 1.0 + len(changes.entries))
 
     async def activate(self, name: str) -> ServedGeneration:
@@ -148,8 +153,8 @@ class GenerationSwitcher:
     def hold(self, held: HeldProperties) -> None:
         """Apply these declared properties."""
         if self._context.overrides.hold(held):
-            for served in self.served():
-                served.catalogue.catch_up()
+            for catalogue in self.catalogues():
+                catalogue.catch_up()
 
     async def _refresh_items_to(self, version: int, read: int) -> None:
         """Read the item changes up to `version`, the store's version when this process had read up to `read`."""
@@ -314,7 +319,7 @@ async def _with_popular_catalogue(context: TenantContext, before: ServedGenerati
     return before if catalogue is before.catalogue else replace(before, catalogue=catalogue)
 
 
-def _apply(overrides: ItemOverrides, changes: ItemChanges, served: Callable[[], Sequence[ServedGeneration]]) -> None:
+def _apply(overrides: ItemOverrides, changes: ItemChanges, catalogues: Callable[[], Sequence[LiveCatalogue]]) -> None:
     overrides.apply(changes)
-    for one in served():  # asked now: others may have been served since the changes were read
-        one.catalogue.catch_up()
+    for catalogue in catalogues():  # asked now: others may have been served since the changes were read
+        catalogue.catch_up()
