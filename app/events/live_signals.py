@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 
 from app.errors import ErrorDetail, InvalidRequest
 from app.events.click_through import ClickThrough
@@ -12,10 +10,8 @@ from app.events.cold_item_learner import ColdItemLearner
 from app.events.order_counter import OrderCounter
 from app.events.trend_counter import TrendCounter
 from app.observability.metrics import Metrics
-from storage.errors import StorageError
 from storage.protocol import UserStore
 
-SYNC_EVERY_S = 5.0
 MAX_NAMES = 20  # event types that an error lists
 
 
@@ -46,13 +42,6 @@ class LiveSignals:
             raise InvalidRequest(
                 "this event type does not exist", [ErrorDetail(field=f"{path}exclude_events", reason=reason)]
             )
-
-    async def sync_forever(self) -> None:
-        """Synchronise with the other processes until cancelled."""
-        while True:
-            with suppress(StorageError):
-                await self.sync()
-            await asyncio.sleep(SYNC_EVERY_S)
 
     async def sync(self) -> None:
         """Write this process's counts to the store, and read those of all processes.

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +27,9 @@ from app.serving.switcher import POLL_EVERY_S, GenerationSwitcher
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
 from storage.errors import StorageError
-from storage.protocol import StateStore, UserStore
+from storage.protocol import UserStore
 
+SYNC_EVERY_S = 5.0
 SWEEP_EVERY_S = 3600.0
 COLLECT_EVERY_S = 10.0
 CANCEL_AGAIN_AFTER_S = 0.1
@@ -95,8 +96,12 @@ async def tenant_service(
         with suppress(StorageError):
             await scenarios.follow()
         async with in_background(
-            *(switcher.poll_forever, scenarios.follow_forever, partial(_follow_time, switcher)),
-            *(signals.sync_forever, partial(_sweep, store), partial(_free_replaced, switcher)),
+            partial(_repeat, switcher.poll, POLL_EVERY_S),
+            partial(_repeat, scenarios.follow, POLL_EVERY_S),
+            partial(_repeat, partial(_follow_time, switcher), POLL_EVERY_S),
+            partial(_repeat, signals.sync, SYNC_EVERY_S),
+            partial(_repeat, store.drop_idle_states, SWEEP_EVERY_S),
+            partial(_free_replaced, switcher),
         ):
             portable_events = PortableEvents(ingest, signals)
             yield Service(store, switcher, ingest, portable_events, item_updates, signals, log_reader, scenarios)
@@ -127,23 +132,21 @@ async def _again_and_again(work: Callable[[], Coroutine[None, None, None]]) -> N
         await asyncio.sleep(BEGIN_AGAIN_AFTER_S)
 
 
+async def _repeat(work: Callable[[], Awaitable[object]], every_s: float) -> None:
+    """Do the work at intervals until cancelled; a failure of the store ends only this turn."""
+    while True:
+        with suppress(StorageError):
+            await work()
+        await asyncio.sleep(every_s)
+
+
 async def _follow_time(switcher: GenerationSwitcher) -> None:
-    """Apply availability dates as they pass, independently of everything else that this process waits for.
+    """Apply the availability dates that have passed, in a task that waits for nothing else.
 
     This runs in a thread, because it may have to wait until a filter of the whole catalogue is evaluated.
     """
-    while True:
-        for catalogue in switcher.catalogues():
-            await asyncio.to_thread(catalogue.follow_time)
-        await asyncio.sleep(POLL_EVERY_S)
-
-
-async def _sweep(store: StateStore) -> None:
-    """Drop the states of idle users every hour."""
-    while True:
-        with suppress(StorageError):
-            await store.drop_idle_states()
-        await asyncio.sleep(SWEEP_EVERY_S)
+    for catalogue in switcher.catalogues():
+        await asyncio.to_thread(catalogue.follow_time)
 
 
 async def _free_replaced(switcher: GenerationSwitcher) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,10 +15,7 @@ from app.recommendation.scenarios import require_known_params, unknown_scenario,
 from app.schemas.operations import Experiment
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIO_BYTES, MAX_SCENARIOS, ScenarioSettings, ScenarioVersion
-from storage.errors import StorageError
 from storage.protocol import ScenarioStore
-
-POLL_EVERY_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +31,8 @@ class ScenarioRegistry:
         self._newest: Mapping[str, ScenarioVersion] = {}
         self._following = asyncio.Lock()
 
-    async def follow_forever(self) -> None:
-        """Follow the store until cancelled; if it cannot be read, keep the current scenarios."""
-        while True:
-            with suppress(StorageError):
-                await self.follow()
-            await asyncio.sleep(POLL_EVERY_S)
-
     async def follow(self) -> None:
-        """Load the scenarios of the store; raise StorageError if it cannot be read."""
+        """Load the scenarios of the store; raise StorageError and keep the current ones if it cannot be read."""
         async with self._following:
             if await self._store.revision(self._tenant) != self._revision:
                 stored = await self._store.scenarios(self._tenant)

@@ -75,12 +75,6 @@ class GenerationSwitcher:
         """Return the catalogues of all served generations, that of the current one first."""
         return [one.catalogue for one in self.served()]
 
-    async def poll_forever(self) -> None:
-        """Poll the store's pointers until cancelled."""
-        while True:
-            await self.poll()
-            await asyncio.sleep(POLL_EVERY_S)
-
     async def poll(self) -> None:
         """Serve the generations that the store's pointers name. Failures are logged, and the old generations stay."""
         try:

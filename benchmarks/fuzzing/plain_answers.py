@@ -31,11 +31,12 @@ from typing_extensions import override
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from app.events import live_signals, recommendation_ids
+from app.events import recommendation_ids
 from app.http.protocol import LimitedHttpProtocol
 from app.main import create_app
 from app.recommendation.ranking import plain_ranking, query_builder
 from app.schemas.recommendations import RecommendationRequest
+from app.serving import lifespan
 from app.serving.lifespan import Service
 from app.settings import Settings
 from benchmarks.harness.topology import redis_server
@@ -185,7 +186,7 @@ def main(
         chance = SimpleNamespace(getrandbits=lambda _bits: 0)
         stack.enter_context(patch.object(recommendation_ids, "random", chance))
         stack.enter_context(patch.object(recommendation_ids, "time", SimpleNamespace(time_ns=lambda: 0)))
-        stack.enter_context(patch.object(live_signals, "SYNC_EVERY_S", 1e9))  # or trends change between two answers
+        stack.enter_context(patch.object(lifespan, "SYNC_EVERY_S", 1e9))  # or trends change between two answers
         settings = Settings(model_dir=model, data_dir=directory, redis_url=url)
         different, for_app = asyncio.run(differences(settings, requests))
     console.print(f"{requests:,} requests: {different:,} answers differ, {for_app:,} were left to the app")

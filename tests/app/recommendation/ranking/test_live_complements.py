@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.events import live_signals, order_counter, trend_counter
+from app.events import order_counter, trend_counter
 from app.events.order_counter import ALL_ORDERS, pair_name
-from app.serving import switcher
+from app.serving import lifespan, switcher
 from app.settings import Settings
 from model.artifact import model_directory
 from model.artifact.item_statistics import ItemStatistics
@@ -42,7 +42,7 @@ Begin = Callable[..., Client]
 def begin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """Start a service on the store of this test, which counts when the test says so."""
     monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
-    monkeypatch.setattr(live_signals, "SYNC_EVERY_S", 1e6)
+    monkeypatch.setattr(lifespan, "SYNC_EVERY_S", 1e6)
     clients: list[Client] = []
     server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None
 
