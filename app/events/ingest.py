@@ -292,12 +292,15 @@ def validate_events(
 
 def require_types(events: Sequence[Event], types: Collection[str]) -> None:
     """Raise InvalidEvents if an event has none of these types."""
-    reason = f"this key may post only events of the types {', '.join(types)}"
     others = [index for index, event in enumerate(events) if event.type not in types]
-    if others:
-        raise InvalidEvents(
-            REFUSED, [ErrorDetail(index=at, field="type", reason=reason) for at in others[:MAX_DETAILS]]
-        )
+    refuse(others, "type", f"this key may post only events of the types {', '.join(types)}")
+
+
+def refuse(positions: Sequence[int], field: str, reason: str) -> None:
+    """Raise InvalidEvents if there are events at these positions; it names the first 20, the field and the reason."""
+    if positions:
+        details = [ErrorDetail(index=at, field=field, reason=reason) for at in positions[:MAX_DETAILS]]
+        raise InvalidEvents(REFUSED, details)
 
 
 def require_event_count(bodies: Sequence[object]) -> None:

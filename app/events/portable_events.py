@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from app.errors import ErrorDetail, InvalidEvents
 from app.events.cold_item_learner import with_codes
-from app.events.ingest import EVENT_COST, FEW_EVENTS, REFUSED, Ingest, require_event_count
+from app.events.ingest import EVENT_COST, FEW_EVENTS, Ingest, refuse, require_event_count
 from app.events.live_signals import LiveSignals
 from app.events.new_users import Sender
 from app.schemas.events import EventCounts
@@ -40,12 +39,10 @@ class PortableEvents:
         raises  InvalidEvents, StorageError  as `Ingest.receive`
         """
         require_event_count(bodies)
-        named = [place for place, body in enumerate(bodies) if isinstance(body, dict) and "user_id" in body]
-        if named:
-            raise InvalidEvents(REFUSED, [ErrorDetail(index=at, field="user_id", reason=NOBODY) for at in named])
+        named = [at for at, one in enumerate(bodies) if isinstance(one, dict) and "user_id" in one]
+        refuse(named, "user_id", NOBODY)
         shown = [at for at, one in enumerate(bodies) if isinstance(one, dict) and one.get("type") == IMPRESSION]
-        if shown:
-            raise InvalidEvents(REFUSED, [ErrorDetail(index=at, field="type", reason=NOT_CARRIED) for at in shown])
+        refuse(shown, "type", NOT_CARRIED)
         of_visitor = [{**body, "user_id": VISITOR} if isinstance(body, dict) else body for body in bodies]
         received = await self._ingest.receive(of_visitor, sender)
         events = with_codes(received.events, self._signals.learners)
