@@ -24,6 +24,7 @@ from app.recommendation.ranking.rankings import (
     Ranking,
     Scores,
     blend,
+    scores_in,
     without_padding,
 )
 from app.recommendation.ranking.removals import RemovalCounter, short
@@ -328,9 +329,9 @@ class BatchRanker:
         if worth is not None:
             gains[b"objective"] = worth[rows]
         if history.rotation is not None:
-            gains[b"rotation"] = history.rotation.of_rows(rows)
+            gains[b"rotation"] = scores_in(history.rotation, rows)
         if query.basket is not None and query.similar_to is None:
-            gains[b"basket"] = query.basket.gains_of(rows)
+            gains[b"basket"] = scores_in(query.basket.lifted, rows)
         return self._explainer.explain(explained, rows, gains)
 
 

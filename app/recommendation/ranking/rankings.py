@@ -35,6 +35,12 @@ def without_padding(ranked: Ranked) -> Ranked:
     return rows[:count], scores[:count]
 
 
+def scores_in(listed: Ranked, rows: Rows) -> NDArray[np.float64]:
+    """Return the score of each row, 0 for a row that is not listed: (len(rows),)."""
+    scores = dict(zip(*(part.tolist() for part in listed), strict=True))
+    return np.array([scores.get(row, 0.0) for row in rows.tolist()])
+
+
 class Ranking(Protocol):
     """Ranks items for one request, with its boosts and candidates applied."""
 
@@ -147,8 +153,7 @@ class ListedRanking(Ranking):
 
     @override
     def scores(self, rows: Rows) -> Scores:
-        known = dict(zip(*(part.tolist() for part in self._listed), strict=True))
-        scores = np.array([known.get(row, 0.0) for row in rows.tolist()])
+        scores = scores_in(self._listed, rows)
         return scores if self._boosts is None else scores * np.exp(self._boosts.of(rows))
 
     @override

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from app.catalogue.trained_catalogue import Rows, TrainedCatalogue
-from app.recommendation.ranking.rankings import Ranked, Ranking, Scores
+from app.recommendation.ranking.rankings import Ranked, Ranking, Scores, scores_in
 from app.schemas.recommendations import RecommendationRequest
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import TargetCodes
@@ -50,18 +50,13 @@ class Rotation(NamedTuple):
         left = np.maximum(1.0 - request.rotation * np.minimum(tired[lowered], 1.0), LEAST_LEFT)
         return cls(rows[lowered].astype(np.int64), state["shown_counts"][lowered] * np.log(left))
 
-    def of_rows(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the gains of the items: (len(rows),)."""
-        gains = dict(zip(self.rows.tolist(), self.gains.tolist(), strict=True))
-        return np.array([gains.get(row, 0.0) for row in rows.tolist()])
-
     def first(self, ranking: Ranking, best: Ranked, count: int) -> Ranked:
         """Return the first `count` items of a ranking after rotation; ties keep the order of the ranking.
 
         best  its first items: `count` plus the number of items in the rotation, or all that there are
         """
         rows, scores = best
-        scores = ranking.with_gains(scores, self.of_rows(rows))
+        scores = ranking.with_gains(scores, scores_in(self, rows))
         order = np.argsort(-scores, kind="stable")[:count]
         return rows[order], scores[order]
 
@@ -83,7 +78,7 @@ class RotatedRanking(Ranking):
 
     @override
     def scores(self, rows: Rows) -> Scores:
-        return self._ranking.with_gains(self._ranking.scores(rows), self._rotation.of_rows(rows))
+        return self._ranking.with_gains(self._ranking.scores(rows), scores_in(self._rotation, rows))
 
     @override
     def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:

@@ -118,11 +118,6 @@ class Basket(NamedTuple):
         """The items that rank higher in a user's list, and the gains of their scores."""
         return self.complements, basket_gains(self.scores)
 
-    def gains_of(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the gains of the scores of some items: (len(rows),)."""
-        gains = dict(zip(*(part.tolist() for part in self.lifted), strict=True))
-        return np.array([gains.get(row, 0.0) for row in rows.tolist()])
-
 
 def _with_newer(trained: Scored, newer: Mapping[int, float], most: int | None) -> Scored:
     """Return rows and scores of both, strongest first; ties by item order."""
