@@ -28,7 +28,8 @@ class Trending:
         self._trends = trends
         self.catalogue = catalogue
         self._newest: Mapping[str, float] = {}
-        self._snapshot = _TrendSnapshot.of({}, catalogue)
+        self._prior = PRIOR_EVENTS / max(int(catalogue.counts.sum()), 1)  # of each event in training
+        self._snapshot = _TrendSnapshot.of({}, catalogue, self._prior)
 
     def items(self, k: int, categories: Sequence[str] = ()) -> list[ScoredItem]:
         """Return the k items with the strongest trends among available items of these categories, or of all."""
@@ -74,7 +75,7 @@ class Trending:
         if not self.has_enough_events:
             return counts
         snapshot = self._latest()
-        counts *= PRIOR_EVENTS / max(int(self.catalogue.counts.sum()), 1)
+        counts *= self._prior
         recent_counts = np.fromiter((snapshot.counts.get(row, 0.0) for row in rows.tolist()), np.float64, len(rows))
         factors = 1.0 if boosts is None else np.exp(boosts.of(rows))
         scores: NDArray[np.float64] = counts + recent_counts * factors
@@ -83,16 +84,15 @@ class Trending:
     def _top_blended(self, k: int, excluded: Bitmap) -> list[tuple[float, int]]:
         snapshot, counts = self._latest(), self.catalogue.counts
         excluded = excluded | self.catalogue.unavailable
-        prior = PRIOR_EVENTS / max(int(counts.sum()), 1)
         trending = bitmap.first_outside(excluded, snapshot.rows_by_blended_count, k).tolist()
         others = bitmap.first_outside(excluded | snapshot.bitmap, self.catalogue.popular_rows, k).tolist()
-        scored = [(snapshot.counts.get(row, 0.0) + prior * int(counts[row]), row) for row in [*trending, *others]]
+        scored = [(snapshot.counts.get(row, 0.0) + self._prior * int(counts[row]), row) for row in [*trending, *others]]
         return sorted(scored, key=lambda one: -one[0])[:k]
 
     def _latest(self) -> _TrendSnapshot:
         newest = self._trends.newest
         if newest is not self._newest:
-            self._snapshot, self._newest = _TrendSnapshot.of(newest, self.catalogue), newest
+            self._snapshot, self._newest = _TrendSnapshot.of(newest, self.catalogue, self._prior), newest
         return self._snapshot
 
 
@@ -112,10 +112,10 @@ class _TrendSnapshot:
     total: float
 
     @classmethod
-    def of(cls, trends: Mapping[str, float], catalogue: LiveCatalogue) -> _TrendSnapshot:
+    def of(cls, trends: Mapping[str, float], catalogue: LiveCatalogue, prior: float) -> _TrendSnapshot:
         places = catalogue.row_of.places_of(list(trends)).tolist()
         counts = {row: count for row, count in zip(places, trends.values(), strict=True) if row != FREE_SLOT}
-        rows, prior = np.fromiter(counts, np.int32, len(counts)), PRIOR_EVENTS / max(int(catalogue.counts.sum()), 1)
+        rows = np.fromiter(counts, np.int32, len(counts))
         blended_counts = np.fromiter(counts.values(), np.float64, len(counts)) + prior * catalogue.counts[rows]
         by_blended_count = rows[np.argsort(-blended_counts, kind="stable")]
         return cls(rows, counts, by_blended_count, catalogue.bitmap_of(rows.astype(np.int64)), sum(counts.values()))
