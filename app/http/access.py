@@ -73,11 +73,11 @@ async def authorise(services: Services, request: HTTPScope, required: Scope) -> 
 
 async def _caller_of(services: Services, request: HTTPScope, required: Scope) -> Caller:
     if services.keyring is None or (required == "metrics:read" and services.settings.open_metrics):
-        return _without_key(services, request)
+        return _caller(services, None, request)
     key = verified_key(services, request)
     if key is None:  # the same message for a missing and a wrong key reveals no existing key
         raise Unauthenticated("this call needs a valid API key; send Authorization: Bearer KEY")
-    caller = _with_key(key, request)
+    caller = _caller(services, key, request)
     require_scope(caller, required)
     if key.is_public and Headers(scope=request).get("origin") not in key.origins:
         raise Forbidden("this key does not allow this web origin")
@@ -88,11 +88,11 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
 def uncounted_caller(services: Services, request: HTTPScope, required: Scope) -> Caller | None:
     """Return the caller if its key has the scope and no web origins, but do not count the request; else None."""
     if services.keyring is None:
-        return _without_key(services, request)
+        return _caller(services, None, request)
     key = verified_key(services, request)
     if key is None or key.is_public or not key.allows(required):
         return None
-    return _with_key(key, request)
+    return _caller(services, key, request)
 
 
 def verified_key(services: Services, request: HTTPScope) -> Key | None:
@@ -187,13 +187,10 @@ def declared_scopes(dependencies: Sequence[Dependency]) -> list[Scope | None]:
     return [one.scope if isinstance(one, RequireScope) else None for one in declarations]
 
 
-def _without_key(services: Services, request: HTTPScope) -> Caller:
+def _caller(services: Services, key: Key | None, request: HTTPScope) -> Caller:
     is_disconnected = request["state"].get("is_disconnected", never_disconnected)
-    return Caller(services.settings.tenant, None, Requester(is_disconnected))
-
-
-def _with_key(key: Key, request: HTTPScope) -> Caller:
-    is_disconnected = request["state"].get("is_disconnected", never_disconnected)
+    if key is None:
+        return Caller(services.settings.tenant, None, Requester(is_disconnected))
     return Caller(key.tenant, key, Requester(is_disconnected, key.id))
 
 
