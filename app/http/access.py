@@ -43,9 +43,11 @@ class RequireScope:
 
     Without keys, every request acts for the service's only tenant. Such a service listens only on its own machine,
     unless it is started with --insecure.
+
+    scope  None for routes that need no key, because they reveal nothing about tenants
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope | None) -> None:
         self.scope = scope
 
     async def __call__(self, request: Request) -> None:
@@ -53,7 +55,8 @@ class RequireScope:
 
         raises  Unauthenticated, Forbidden, TooManyRequests
         """
-        await authorise(request.state.services, request.scope, self.scope)
+        if self.scope is not None:
+            await authorise(request.state.services, request.scope, self.scope)
 
 
 async def authorise(services: Services, request: HTTPScope, required: Scope) -> Caller:
@@ -165,26 +168,18 @@ async def audited_user(services: Services, caller: Caller, user_id: str) -> str:
     return user_mark(await services.by_tenant[caller.tenant].store.secret(), caller.tenant, user_id)
 
 
-class NoScope:
-    """A dependency that requires no key, for routes that reveal nothing about tenants."""
-
-    async def __call__(self) -> None:
-        """Accept every request."""
-
-
-def needs(scope: Scope) -> Dependency:
-    """Return the dependency that requires a key with the scope."""
+def needs(scope: Scope | None) -> Dependency:
+    """Return the dependency that requires a key with the scope, or none."""
     dependency: Dependency = Depends(RequireScope(scope))
     return dependency
 
 
-NO_SCOPE: Dependency = Depends(NoScope())
+NO_SCOPE = needs(None)
 
 
 def declared_scopes(dependencies: Sequence[Dependency]) -> list[Scope | None]:
     """Return the scopes that a route's dependencies declare, with None for NO_SCOPE. A route declares exactly one."""
-    declarations = [one.dependency for one in dependencies if isinstance(one.dependency, RequireScope | NoScope)]
-    return [one.scope if isinstance(one, RequireScope) else None for one in declarations]
+    return [one.dependency.scope for one in dependencies if isinstance(one.dependency, RequireScope)]
 
 
 def _caller(services: Services, key: Key | None, request: HTTPScope) -> Caller:
