@@ -103,9 +103,8 @@ async def read_body(request: Request, services: ServicesDep) -> bytes:
 RawBody = Annotated[bytes, Depends(read_body)]
 
 
-async def json_body(request: Request, services: ServicesDep, body: RawBody) -> object:
+async def json_body(services: ServicesDep, caller: CallerDep, body: RawBody) -> object:
     """Parse the body as `parsed_json` does."""
-    caller: Caller = request.scope["state"]["caller"]  # set: the key is checked before the body is read
     return await parsed_json(services, caller, body)
 
 
