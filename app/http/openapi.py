@@ -78,11 +78,6 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def operation_id(route: APIRoute) -> str:
-    """Return the id of an operation: the name of its endpoint function, such as `get_recommendations`."""
-    return route.name
-
-
 def describe(app: FastAPI, settings: Settings) -> None:
     """Complete the app's OpenAPI document with the schemas of bodies and the scope of each operation.
 

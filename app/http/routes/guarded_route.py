@@ -1,6 +1,7 @@
 """The classes of all routes and routers, which check a request's key before they parse the request."""
 
 from collections.abc import Callable, Coroutine
+from operator import attrgetter
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,7 +11,7 @@ from typing_extensions import override
 from app.errors import InvalidRequest
 from app.http.access import authorise, declared_scopes
 from app.http.dependencies import refuse_repeated_parameters
-from app.http.openapi import errors, operation_id
+from app.http.openapi import errors
 
 MAX_OPEN_QUERY_BYTES = 256  # of a call that needs no key, such as "?v=3" after a script's URL
 
@@ -44,6 +45,6 @@ class GuardedRouter(APIRouter):
         super().__init__(
             route_class=GuardedRoute,
             responses=errors(401, 403, 422, 429, 431, 503),
-            generate_unique_id_function=operation_id,
+            generate_unique_id_function=attrgetter("name"),  # of the endpoint function, such as `get_recommendations`
             **options,
         )
