@@ -23,12 +23,7 @@ HEADERS = {
 router = GuardedRouter(dependencies=[NO_SCOPE], include_in_schema=False)
 
 
-@router.get("/")
-async def redirect_to_playground() -> RedirectResponse:
-    """Redirect to the page from the address that the server logs at startup."""
-    return RedirectResponse("playground/")
-
-
+@router.get("/")  # the address that the server logs at startup
 @router.get("/playground")
 async def redirect_to_page() -> RedirectResponse:
     """Redirect to the address with a slash, which the relative links of the page need."""
