@@ -166,9 +166,8 @@ class BatchRanker:
         return {query: RankedItems(rows[at], scores[at], vectors, at) for at, query in enumerate(queries)}
 
     def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
-        has_baskets = any(query.basket is not None for query in queries)
         vectors = self._engine.step(*_states_of(queries))
-        if has_baskets:
+        if any(query.basket is not None for query in queries):
             self._engine.lift(vectors, [NO_LIFT if one.basket is None else one.basket.lifted for one in queries])
         return vectors
 

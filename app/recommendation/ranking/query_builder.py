@@ -213,9 +213,9 @@ class QueryBuilder:
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:
         if model_input is None or model_input.events > MAX_BLENDED_EVENTS:
             return False
-        is_plain = request.candidates is None and not request.explain and not request.basket
-        is_plain = is_plain and request.mode != "repeat"
-        return is_plain and self._trending.has_enough_events
+        if request.candidates is not None or request.explain or request.basket or request.mode == "repeat":
+            return False
+        return self._trending.has_enough_events
 
     def _similar_to(self, request: RecommendationRequest, model_input: ModelInput | None) -> int | None:
         """Return the item whose similar items are requested, if it is known."""
