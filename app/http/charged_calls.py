@@ -391,9 +391,11 @@ def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
 def size_of(body: object) -> int:
     """Return the total length of the lists and texts in a body's requests, plus REQUEST_SIZE for each request."""
     requests = body.get("requests", [body]) if isinstance(body, dict) else ()
-    return REQUEST_SIZE * len(requests if isinstance(requests, list) else ()) + sum(
+    if not isinstance(requests, list):
+        return 0
+    return REQUEST_SIZE * len(requests) + sum(
         len(value)
-        for request in (requests if isinstance(requests, list) else ())
+        for request in requests
         if isinstance(request, dict)
         for name, value in request.items()
         if isinstance(value, list | str) and name != "state"  # its length is checked before it is decoded
