@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, get_origin
 
@@ -13,7 +12,7 @@ from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
-from app.http.access import Caller, charge
+from app.http.access import Caller
 from app.http.services import Services
 from app.schemas.fields import ENCODED_SLASH, Id
 from app.schemas.items import StockedId
@@ -42,14 +41,6 @@ async def get_caller(request: Request) -> Caller:
 
 
 CallerDep = Annotated[Caller, Depends(get_caller)]
-
-
-async def get_charge(services: ServicesDep, caller: CallerDep) -> Callable[[int], Awaitable[None]]:
-    """Return a function that counts the cost of a call against the rate limit of its key."""
-    return partial(charge, services, caller)
-
-
-ChargeDep = Annotated[Callable[[int], Awaitable[None]], Depends(get_charge)]
 
 
 async def get_service(caller: CallerDep, services: ServicesDep) -> Service:

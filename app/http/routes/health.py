@@ -6,8 +6,8 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.errors import DeviceLost, Draining
-from app.http.access import NO_SCOPE, needs
-from app.http.dependencies import NO_QUERY, ChargeDep, ServicesDep
+from app.http.access import NO_SCOPE, charge, needs
+from app.http.dependencies import NO_QUERY, CallerDep, ServicesDep
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import METRICS
 from app.schemas.operations import Health
@@ -47,9 +47,9 @@ async def get_readiness(services: ServicesDep) -> Health:
     dependencies=[needs("metrics:read")],
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}, "example": EXAMPLE}}}},
 )
-async def get_metrics(services: ServicesDep, charge: ChargeDep) -> PlainTextResponse:
+async def get_metrics(services: ServicesDep, caller: CallerDep) -> PlainTextResponse:
     """Return the metrics of all worker processes together, in the Prometheus text format."""
-    await charge(METRICS)
+    await charge(services, caller, METRICS)
     services.sample()
     # In a thread, because the files of many workers take milliseconds to read.
     numbers = await asyncio.to_thread(services.metrics.exposition)

@@ -8,11 +8,10 @@ from fastapi import Query, Response
 from pydantic import Field
 
 from app.http import charged_calls
-from app.http.access import needs
+from app.http.access import charge, needs
 from app.http.dependencies import (
     NO_QUERY,
     CallerDep,
-    ChargeDep,
     ItemId,
     JsonBody,
     RawBody,
@@ -58,23 +57,23 @@ POST = json_request(
 
 @router.get("/v1/items/popular", dependencies=[READS])
 async def get_popular_items(
-    query: Annotated[PopularQuery, Query()], service: ServiceDep, charge: ChargeDep
+    query: Annotated[PopularQuery, Query()], service: ServiceDep, services: ServicesDep, caller: CallerDep
 ) -> PopularItems:
     """List the items with the most training events. The score is that number."""
-    await charge(cost.list_charge(query.k))
+    await charge(services, caller, cost.list_charge(query.k))
     return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular_items(query.k))
 
 
 @router.get("/v1/items/trending", dependencies=[READS])
 async def get_trending_items(
-    query: Annotated[TrendingQuery, Query()], caller: CallerDep, services: ServicesDep, charge: ChargeDep
+    query: Annotated[TrendingQuery, Query()], caller: CallerDep, services: ServicesDep
 ) -> TrendingItems:
     """List the items with the highest number of recent visitors in all processes, with a delay of a few seconds.
 
     The list is empty while no item has been used.
     """
     service, categories = services.by_tenant[caller.tenant], query.categories
-    await charge(cost.list_charge(query.k, len(categories)))
+    await charge(services, caller, cost.list_charge(query.k, len(categories)))
     find = partial(service.trending.items, query.k, categories)
     if len(categories) <= cost.FEW_CATEGORIES:
         items = find()
@@ -84,16 +83,16 @@ async def get_trending_items(
 
 
 @router.get("/v1/items", response_model=Items, dependencies=[READS])
-async def search_items(
-    query: Annotated[SearchQuery, Query()], caller: CallerDep, services: ServicesDep, charge: ChargeDep
-) -> Response:
+async def search_items(query: Annotated[SearchQuery, Query()], caller: CallerDep, services: ServicesDep) -> Response:
     """Search items by title or id, closest match first, or rank the closest matches for a user.
 
     Without a query, all items match. The words of a query may be in any order, and the last word may be incomplete.
     """
     service, thread = services.by_tenant[caller.tenant], services.shared_thread
     catalogue, words = service.catalogue, len(Search.of(query.query).words)
-    await charge(cost.search_charge(query, words, catalogue.searched_items, services.settings.max_cost))
+    await charge(
+        services, caller, cost.search_charge(query, words, catalogue.searched_items, services.settings.max_cost)
+    )
     if (request := query.for_user()) is not None:
         recommender = service.switcher.recommender
         found = await find_for_user(request, recommender, catalogue, thread, caller.requester)
@@ -115,9 +114,9 @@ async def post_items(body: RawBody, caller: CallerDep, services: ServicesDep) ->
 
 
 @router.get("/v1/items/{item_id}", responses=errors(404), dependencies=[READS, NO_QUERY])
-async def get_item(item_id: ItemId, service: ServiceDep, charge: ChargeDep) -> Item:
+async def get_item(item_id: ItemId, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Item:
     """Return the item as this process knows it, at most a second behind the others."""
-    await charge(cost.ITEM)
+    await charge(services, caller, cost.ITEM)
     return service.item_updates.item(item_id)
 
 
@@ -127,9 +126,11 @@ async def get_item(item_id: ItemId, service: ServiceDep, charge: ChargeDep) -> I
     responses=errors(400, 408, 413, 415),
     dependencies=[WRITES, NO_QUERY],
 )
-async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep, charge: ChargeDep) -> Item:
+async def put_item(
+    item_id: StockedItemId, body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep
+) -> Item:
     """Update an item, whether or not a model has learned it. Fields that you leave out keep their values."""
-    await charge(cost.update_charge([body]))
+    await charge(services, caller, cost.update_charge([body]))
     return await service.item_updates.put(item_id, body)
 
 
