@@ -33,12 +33,9 @@ async def _note(keyring: Keyring, tenant: str, log: AuditLog, noted: str | None)
     while (now := json.dumps(sorted(scopes))) != noted:
         believed = await log.keys_seen(tenant)
         before = set(json.loads(believed or "[]"))
-        made = [_entry("key.add", key_id, {"scopes": [*scopes[key_id]]}) for key_id in sorted(scopes.keys() - before)]
-        revoked = [_entry("key.remove", key_id) for key_id in sorted(before - scopes.keys())]
+        new, gone = sorted(scopes.keys() - before), sorted(before - scopes.keys())
+        made = [AuditEntry.now(KEYS_FILE, "key.add", key_id, {"scopes": [*scopes[key_id]]}) for key_id in new]
+        revoked = [AuditEntry.now(KEYS_FILE, "key.remove", key_id) for key_id in gone]
         if believed == now or await log.append(tenant, [*made, *revoked], KeysSeen(believed, now)):
             noted = now
     return now
-
-
-def _entry(action: str, key_id: str, details: Mapping[str, object] | None = None) -> AuditEntry:
-    return AuditEntry.now(KEYS_FILE, action, key_id, details)
