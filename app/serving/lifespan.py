@@ -16,7 +16,6 @@ from app.events.user_data import UserData
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
-from app.recommendation.ranking.trending import Trending
 from app.recommendation.state_reader import LogReader
 from app.schemas.operations import ServedModel
 from app.serving.item_updates import ItemUpdates
@@ -55,11 +54,6 @@ class Service:
     def catalogue(self) -> LiveCatalogue:
         """The catalogue of the current generation."""
         return self.switcher.current.catalogue
-
-    @property
-    def trending(self) -> Trending:
-        """The trending items of the current generation's catalogue."""
-        return self.switcher.current.trending
 
     @property
     def users(self) -> UserData:

@@ -74,7 +74,7 @@ async def get_trending_items(
     """
     service, categories = services.by_tenant[caller.tenant], query.categories
     await charge(services, caller, cost.list_charge(query.k, len(categories)))
-    find = partial(service.trending.items, query.k, categories)
+    find = partial(service.switcher.current.trending.items, query.k, categories)
     if len(categories) <= cost.FEW_CATEGORIES:
         items = find()
     else:
