@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationInfo,
@@ -101,10 +100,9 @@ ITEM_OR_ITEMS: dict[str, Any] = {
 }
 
 
-class PostedEvent(Closed):
+class PostedEvent(Closed, strict=True, json_schema_extra=ITEM_OR_ITEMS):
     """One interaction of a user with an item, or an impression of several items."""
 
-    model_config = ConfigDict(strict=True, json_schema_extra=ITEM_OR_ITEMS)
     hints: ClassVar[Mapping[str, str]] = {"events": "; send several events as an array, such as [{...}, {...}]"}
 
     event_id: Id | None = Field(
@@ -173,10 +171,8 @@ def _sealed(value: object) -> SealedState:
 SealedStateText = Annotated[SealedState, PlainValidator(_sealed), WithJsonSchema({"type": "string"})]
 
 
-class PortableEventsRequest(Closed):
+class PortableEventsRequest(Closed, strict=True):
     """A visitor's sealed state and new events."""
-
-    model_config = ConfigDict(strict=True)
 
     state: SealedStateText | None = Field(
         None, description="The state from the previous response. A new visitor leaves it out."

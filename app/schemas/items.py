@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, NotRequired
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, with_config
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, with_config
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -148,10 +148,8 @@ class Items(BaseModel):
     )
 
 
-class ItemWords(Closed):
+class ItemWords(Closed, strict=True):
     """Data of an item. Fields that are left out keep their values."""
-
-    model_config = ConfigDict(strict=True)
 
     title: Annotated[str, StringConstraints(max_length=1024)] | None = None
     categories: Categories | None = Field(None, description="All categories of the item. An empty list removes them.")

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import MAX_K, checked_by, is_number
@@ -12,10 +12,8 @@ from app.schemas.properties import NAME_PATTERN, matches_name
 MAX_LIMITS = 4  # properties
 
 
-class Objective(BaseModel):
+class Objective(BaseModel, frozen=True):
     """A numeric property that weighs scores. The odds of an item are multiplied by it to the power of `strength`."""
-
-    model_config = ConfigDict(frozen=True)
 
     property: str
     strength: float = 1.0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator, with_config
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator, with_config
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -183,10 +183,8 @@ class RecommendationUrlQuery(RecommendationQuery):
     )
 
 
-class Pin(Closed):
+class Pin(Closed, strict=True):
     """An item at a fixed place of the list, whatever its score. The first place is 1."""
-
-    model_config = ConfigDict(strict=True)
 
     item_id: Id
     place: ResultCount
@@ -214,10 +212,8 @@ USER_OR_HISTORY: dict[str, Any] = {
 }
 
 
-class RecommendationRequest(RecommendationQuery):
+class RecommendationRequest(RecommendationQuery, strict=True, json_schema_extra=USER_OR_HISTORY):
     """A request for recommendations for a user, a history or a sealed state."""
-
-    model_config = ConfigDict(strict=True, json_schema_extra=USER_OR_HISTORY)
 
     user_id: Id | None = Field(None, description="A user, known or not, unless the request has `history` or `state`.")
     history: ItemIds | None = Field(None, description="Item ids, oldest first. Nothing is stored.")
@@ -298,10 +294,8 @@ class PersonalSearch(RecommendationRequest):
     text: str
 
 
-class RecommendationBatch(Closed):
+class RecommendationBatch(Closed, strict=True):
     """Up to 100 requests, answered in order."""
-
-    model_config = ConfigDict(strict=True)
 
     requests: Annotated[list[RecommendationRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
 

@@ -51,10 +51,8 @@ def _default(value: object) -> Param:
     return parse_params({"default": value})["default"]
 
 
-class ScenarioParam(Closed):
+class ScenarioParam(Closed, strict=True):
     """A parameter that requests must set, or may leave out if it has a default."""
-
-    model_config = ConfigDict(strict=True)
 
     type: ParamType
     default: Annotated[Annotated[Param, PlainValidator(_default), AS_IT_IS] | None, ANY_PARAM] = None
@@ -190,10 +188,8 @@ class Rollback(Closed):
     version: Annotated[int, Field(ge=1)] | None = Field(None, description="Defaults to the version before the newest.")
 
 
-class ScenarioPreview(Closed):
+class ScenarioPreview(Closed, strict=True):
     """Settings that are not stored, and the request to try them with."""
-
-    model_config = ConfigDict(strict=True)
 
     scenario: Name | None = Field(None, description="A stored scenario whose settings apply where `settings` has none.")
     settings: ScenarioSettings

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from app.schemas.fields import Closed, Id, with_example
@@ -102,10 +102,8 @@ class Undone(BaseModel):
     model_config = with_example({"user_id": "ada", "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "changed": True})
 
 
-class MergeRequest(Closed):
+class MergeRequest(Closed, strict=True):
     """The visitor to merge into the user."""
-
-    model_config = ConfigDict(strict=True)
 
     visitor: Id = Field(alias="from", description="The visitor's id, which is another name of the user from now on.")
 

@@ -20,7 +20,6 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
@@ -76,10 +75,8 @@ def _as_browsers_send_it(origin: str) -> str:
 Origin = Annotated[str, StringConstraints(max_length=256), AfterValidator(_as_browsers_send_it)]
 
 
-class Key(BaseModel):
+class Key(BaseModel, extra="forbid", frozen=True):
     """One line of the file: everything about a key except the key itself."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
     tenant: Name
