@@ -13,7 +13,7 @@ from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit, require_scope
 from app.http.auth.sealed_states import open_states
-from app.http.dependencies import LONG_BODY_BYTES, parse_json
+from app.http.dependencies import LONG_BODY_BYTES, parse_json, parsed_json
 from app.http.services import Services
 from app.recommendation import scenarios
 from app.recommendation.cost import (
@@ -31,7 +31,7 @@ from app.recommendation.cost import (
     vector_numbers,
 )
 from app.recommendation.state_reader import log_queries
-from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
+from app.schemas.events import MAX_PUBLIC_EVENTS
 from app.schemas.fields import LogPageQuery
 from app.schemas.items import ItemsTaken
 from app.schemas.properties import UserProperties
@@ -54,15 +54,14 @@ FEW_ITEMS, ITEM_COST = 50, 500.0  # items parsed within half a millisecond; of p
 INVALID = "the body is not a valid request"
 
 
-async def append_events(services: Services, caller: Caller, body: bytes) -> EventCounts:
-    """Charge the caller for each event in the body of ``POST /v1/events``, then log and fold the events.
+async def append_events(services: Services, caller: Caller, body: bytes) -> bytes:
+    """Charge the caller for each event in the body of ``POST /v1/events``, log and fold the events, and return counts.
 
-    raises  InvalidJson
-            TooManyEvents, TooManyRequests  when the request exceeds the caller's limits, and as `Ingest.append`
+    raises  InvalidJson, TooManyEvents, TooManyRequests, and as `Ingest.append`
     """
     async with parsed_write(services, caller, body) as parsed:
         sender = await charged_sender(services, caller, len(parsed) if isinstance(parsed, list) else 1)
-        return await services.by_tenant[caller.tenant].ingest.append(parsed, sender)
+        return (await services.by_tenant[caller.tenant].ingest.append(parsed, sender)).model_dump_json().encode()
 
 
 async def charged_sender(services: Services, caller: Caller, events: int) -> Sender:
@@ -130,16 +129,17 @@ async def recommend(services: Services, caller: Caller, request: RecommendationR
     return b"".join((await _recommend_as_json(services, caller, [request]))[0])
 
 
-async def recommend_body(services: Services, caller: Caller, body: object) -> bytes:
-    """Charge the caller for the parsed body of ``POST /v1/recommendations``, and return the body of the response.
+async def recommend_body(services: Services, caller: Caller, body: bytes) -> bytes:
+    """Charge the caller for the body of ``POST /v1/recommendations``, and return the body of the response.
 
-    raises  InvalidRequest  when the body is invalid, and as `recommend`
+    raises  InvalidJson, InvalidRequest, and as `recommend`
     """
-    size = size_of(body)
+    posted = await parsed_json(services, caller, body)
+    size = size_of(posted)
     if size <= LONG_BODY:
-        return await _recommend_parsed(services, caller, parse_request(body))
+        return await _recommend_parsed(services, caller, parse_request(posted))
     async with services.turn_of(caller.requester.flow, "read"):
-        parsed = await services.shared_thread.run(partial(parse_request, body), ID_COST * size, caller.requester)
+        parsed = await services.shared_thread.run(partial(parse_request, posted), ID_COST * size, caller.requester)
         return await _recommend_parsed(services, caller, parsed, has_turn=True)
 
 
@@ -159,8 +159,7 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     raises  ItemNotFound, and as `recommend`
     """
     service = services.by_tenant[caller.tenant]
-    request = RecommendationRequest(history=[], **query.model_dump(exclude_unset=True))
-    (resolved,) = _resolve(service, [request])
+    (resolved,) = _resolve(service, [RecommendationRequest(history=[], **query.model_dump(exclude_unset=True))])
     is_large = await _charge(services, caller, [resolved]) >= LARGE_COST
     async with _turn_to_read(services, caller, is_large=is_large):
         return encode(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
@@ -210,9 +209,9 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
 
     raises  as `put_scenario` and `recommend`
     """
-    whole = await _with_kept_settings(services, caller, body)
+    service, whole = services.by_tenant[caller.tenant], await _with_kept_settings(services, caller, body)
     preview = validate(ScenarioPreview, whole, "the body is not a valid preview")
-    services.by_tenant[caller.tenant].signals.require_types(preview.request.exclude_events, "request.")
+    service.signals.require_types(preview.request.exclude_events, "request.")
     plain = preview.request.model_copy(update={"scenario": None})
     request = scenarios.with_settings(plain, preview.settings, "request.")
     is_large = await _charge(services, caller, [request]) >= LARGE_COST
@@ -220,8 +219,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
         await _check(services, caller, preview.settings, "settings.")
         scenarios.require_known_params(preview.request, [preview.settings], "request.")
         open_states(services.sealer, [request], caller.tenant, caller.audience)
-        recommender = services.by_tenant[caller.tenant].switcher.recommender
-        (answer,) = await recommender.recommend([request], caller.requester)
+        (answer,) = await service.switcher.recommender.recommend([request], caller.requester)
         return encode(answer)
 
 

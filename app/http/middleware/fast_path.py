@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.http.access import Caller, authorise
 from app.http.auth.keys import Scope as KeyScope
 from app.http.charged_calls import append_events, recommend, recommend_body
-from app.http.dependencies import REPEATABLE, parsed_json, read_body
+from app.http.dependencies import REPEATABLE, read_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.routes.portable import append_portable_events, recommend_portable
 from app.http.services import Services
@@ -125,25 +125,9 @@ async def _post(post: Post, scope: Scope, receive: Receive) -> bytes:
     return await post.answer(services, caller, await read_body(Request(scope, receive), services))
 
 
-async def _append_events(services: Services, caller: Caller, body: bytes) -> bytes:
-    return (await append_events(services, caller, body)).model_dump_json().encode()
-
-
-async def _recommend_for_body(services: Services, caller: Caller, body: bytes) -> bytes:
-    return await recommend_body(services, caller, await parsed_json(services, caller, body))
-
-
-async def _append_portable_events(services: Services, caller: Caller, body: bytes) -> bytes:
-    return (await append_portable_events(services, caller, body)).model_dump_json().encode()
-
-
-async def _recommend_portable(services: Services, caller: Caller, body: bytes) -> bytes:
-    return await recommend_portable(services, caller, await parsed_json(services, caller, body))
-
-
 POSTS: Mapping[str, Post] = {
-    "/v1/events": Post("events:write", _append_events),
-    "/v1/recommendations": Post("recs:read", _recommend_for_body),
-    "/v1/portable/events": Post("portable", _append_portable_events),
-    "/v1/portable/recommendations": Post("portable", _recommend_portable),
+    "/v1/events": Post("events:write", append_events),
+    "/v1/recommendations": Post("recs:read", recommend_body),
+    "/v1/portable/events": Post("portable", append_portable_events),
+    "/v1/portable/recommendations": Post("portable", recommend_portable),
 }

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from fastapi import Response
 from pydantic import Field
 
 from app.http.access import needs
@@ -33,8 +34,14 @@ BODY = json_request(
 )
 
 
-@router.post("/v1/events", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
-async def post_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> EventCounts:
+@router.post(
+    "/v1/events",
+    response_model=EventCounts,
+    openapi_extra=BODY,
+    responses=errors(400, 408, 413, 415),
+    dependencies=[NO_QUERY],
+)
+async def post_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> Response:
     """Log and fold one event, or an array of up to 1,000: all of them durably, or none.
 
     An event of type `impression` records what a user was shown. It has `items`, up to 50, in place of `item_id`. It
@@ -50,4 +57,4 @@ async def post_events(body: RawBody, services: ServicesDep, caller: CallerDep) -
     a limited number of new users per hour. Beyond it the response is 429 `too_many_new_users`, or 422 if one request
     has more new users than that.
     """
-    return await append_events(services, caller, body)
+    return Response(await append_events(services, caller, body), media_type="application/json")

@@ -1,6 +1,5 @@
 """The routes of visitors who keep their own states. Each call is charged like the corresponding call for a user."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from app.http.charged_calls import (
     recommend,
     size_of,
 )
-from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep
+from app.http.dependencies import NO_QUERY, CallerDep, RawBody, ServicesDep, parsed_json
 from app.http.openapi import COMPONENT, component_schemas, errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.http.services import Services
@@ -82,8 +81,8 @@ REQUEST = json_request(
 )
 
 
-@router.post("/events", openapi_extra=EVENTS, responses=RESPONSES)
-async def post_portable_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> PortableEventCounts:
+@router.post("/events", response_model=PortableEventCounts, openapi_extra=EVENTS, responses=RESPONSES)
+async def post_portable_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> Response:
     """Fold events into the sealed state that a visitor keeps, and return the new state. Nothing is logged.
 
     The events are those of `POST /v1/events` without `user_id`, and cost the same. An event is a duplicate if its id is
@@ -93,11 +92,11 @@ async def post_portable_events(body: RawBody, services: ServicesDep, caller: Cal
     `sealed_state_expired`. In both cases, start again without a state. A service without seal keys answers 409
     `sealing_not_configured`.
     """
-    return await append_portable_events(services, caller, body)
+    return Response(await append_portable_events(services, caller, body), media_type="application/json")
 
 
 @router.post("/recommendations", response_model=Recommendations, openapi_extra=REQUEST, responses=RESPONSES)
-async def post_portable_recommendations(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
+async def post_portable_recommendations(body: RawBody, services: ServicesDep, caller: CallerDep) -> Response:
     """Recommend items for a sealed state, or popular items without one.
 
     The body is that of `POST /v1/recommendations` for one user. A page key names a `scenario` and must not send
@@ -110,7 +109,7 @@ async def post_portable_recommendations(body: JsonBody, services: ServicesDep, c
     return Response(await recommend_portable(services, caller, body), media_type="application/json")
 
 
-async def append_portable_events(services: Services, caller: Caller, body: bytes) -> PortableEventCounts:
+async def append_portable_events(services: Services, caller: Caller, body: bytes) -> bytes:
     """Charge the caller for each event in the body of ``POST /v1/portable/events``, and fold them into its state.
 
     raises  SealingNotConfigured, InvalidJson, InvalidRequest, InvalidSealedState, SealedStateExpired
@@ -126,21 +125,23 @@ async def append_portable_events(services: Services, caller: Caller, body: bytes
             state = sealer.open(posted.state.text, caller.tenant, caller.audience)
         state, counts = await service.portable_events.fold(posted.events, state, generation, sender)
         sealed = sealer.seal(state, caller.tenant, caller.audience)
-    return PortableEventCounts(state=sealed.text, expires=sealed.expires, **counts.model_dump())
+    found = PortableEventCounts(state=sealed.text, expires=sealed.expires, **counts.model_dump())
+    return found.model_dump_json().encode()
 
 
-async def recommend_portable(services: Services, caller: Caller, body: object) -> bytes:
-    """Charge the caller for the request in the parsed body, and return the body of the response.
+async def recommend_portable(services: Services, caller: Caller, body: bytes) -> bytes:
+    """Charge the caller for the request in the body, and return the body of the response.
 
-    raises  SealingNotConfigured, InvalidRequest, Forbidden, and as `recommend`
+    raises  InvalidJson, SealingNotConfigured, InvalidRequest, Forbidden, and as `recommend`
     """
+    posted = await parsed_json(services, caller, body)
     require_sealer(services.sealer)
-    if not isinstance(body, Mapping) or OF_USERS & body.keys():
+    if not isinstance(posted, dict) or OF_USERS & posted.keys():
         reason = f"accepts one request with a sealed state, without {', '.join(sorted(OF_USERS))}"
         raise InvalidRequest(INVALID, [ErrorDetail(reason=reason)])
-    is_first = body.get("state") is None
-    work = partial(validate, RecommendationRequest, {**body, "state": ""} if is_first else body, INVALID)
-    size = size_of(body)
+    is_first = posted.get("state") is None
+    work = partial(validate, RecommendationRequest, {**posted, "state": ""} if is_first else posted, INVALID)
+    size = size_of(posted)
     request = work() if size <= LONG_BODY else await services.shared_thread.run(work, ID_COST * size, caller.requester)
     if caller.key is not None and caller.key.is_public:
         _refuse_properties(request)

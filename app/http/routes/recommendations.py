@@ -6,7 +6,7 @@ from fastapi import Query, Response
 
 from app.http.access import needs
 from app.http.charged_calls import recommend, recommend_body
-from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServicesDep, UserId
+from app.http.dependencies import NO_QUERY, CallerDep, RawBody, ServicesDep, UserId
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.schemas.recommendations import (
@@ -61,7 +61,7 @@ async def get_recommendations(
     responses=errors(400, 408, 409, 413, 415),
     dependencies=[NO_QUERY],
 )
-async def post_recommendations(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
+async def post_recommendations(body: RawBody, services: ServicesDep, caller: CallerDep) -> Response:
     """Recommend items for a user, or for a history that is not stored; up to 100 such requests at once.
 
     The cost of a call depends on what the service has to compute. It is a number of plain requests for ten items, which
