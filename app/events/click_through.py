@@ -3,8 +3,6 @@
 Both are counted in memory and flushed to the store at intervals. The store adds up the counts of all processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

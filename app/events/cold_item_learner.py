@@ -5,8 +5,6 @@ assigned, but no state. Several processes may assign codes to the same item; the
 kept.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Live signals derived from events, in addition to users' states: trends, click-through, orders, new items' codes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 from app.errors import ErrorDetail, InvalidRequest

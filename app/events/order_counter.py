@@ -5,8 +5,6 @@ orders. A purchase is counted together with those before it in its order, in whi
 pair is counted once. Purchases that are later undone or erased decay like all others, because counts contain no users.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Events of visitors who keep their own states: they are folded, but not logged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

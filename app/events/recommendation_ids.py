@@ -13,8 +13,6 @@ Ids are in URL-safe base64, with 66 characters for ten items. An id is ignored u
 signed it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -4,8 +4,6 @@ A state treats events older than the user's last one as late. So a single event 
 make all of the user's events late for a year.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Counting an event takes one addition in memory. A process that is killed loses t
 which are not yet flushed. Events that are undone or erased decay like all others, because trends contain no users.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The items that a tenant's served models or shop have."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from app.catalogue.live_catalogue import LiveCatalogue

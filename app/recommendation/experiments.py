@@ -3,8 +3,6 @@
 A hash of the user's id decides which one, so that all processes agree and no assignment is stored.
 """
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Filters, and the selection by properties: the allowed items, limits per value, and additions to the scores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import NamedTuple

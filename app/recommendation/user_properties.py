@@ -1,7 +1,5 @@
 """Reads the properties of users whose requests have expressions about them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from app.catalogue.expressions.columns import ItemValue

@@ -5,8 +5,6 @@ the other files, so an incomplete model is never used. A copy is a model directo
 of the manifest and its signature. It appears by rename once each file has the hash given in the manifest.
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import hashlib

@@ -1,7 +1,5 @@
 """The locations of models: directories on this machine, or a bucket."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The folder of models that can be activated by name; nothing outside it can be loaded."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Watches the keys file, and records added and removed keys in the audit logs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A time limit of a connection."""
 
-from __future__ import annotations
-
 import asyncio
 from asyncio import TimerHandle
 from collections.abc import Callable

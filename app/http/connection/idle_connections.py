@@ -1,7 +1,5 @@
 """The connections of a process that make room for new ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """Closes a connection that has been idle for a while."""
 
-from __future__ import annotations
-
 import asyncio
 from asyncio import TimerHandle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What servers must refuse in the head of a request, and the parser lets pass."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

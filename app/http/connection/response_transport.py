@@ -1,7 +1,5 @@
 """A transport that writes the head of a response together with its body."""
 
-from __future__ import annotations
-
 import asyncio
 
 from typing_extensions import override

@@ -1,7 +1,5 @@
 """TLS between clients and the service: the certificate, and connections that decrypt what the HTTP protocol reads."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from asyncio.sslproto import SSLProtocol

@@ -4,8 +4,6 @@ The parser would leave everything behind such a head to the other protocol, also
 HTTP/2 ask in each request without TLS. A proxy that forwards the body would get two answers if it were a request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from httptools import HttpRequestParser

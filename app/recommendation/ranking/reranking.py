@@ -4,8 +4,6 @@ A list is one sequence across its pages. The item at a position depends only on 
 never on the number of requested items. So each page continues where the previous one ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -4,8 +4,6 @@ If an item was shown c times, the last time a fraction a of `rotation_days` ago,
 ``(1 - rotation * (1 - a)) ** c``. No item is removed: if a filter allows no other items, the list contains these.
 """
 
-from __future__ import annotations
-
 import time
 from typing import NamedTuple, Self
 

@@ -1,7 +1,5 @@
 """Complements of the items in a basket: items that are bought together with them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import nlargest
