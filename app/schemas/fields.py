@@ -49,6 +49,8 @@ Param: TypeAlias = "bool | float | str | tuple[str, ...] | tuple[float, ...]"
 ParamType = Literal["text", "number", "boolean", "set", "numbers"]
 """The type of a parameter: a set is a list of texts."""
 
+IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # a name in expressions, of a property or a parameter
+matches_identifier = re.compile(IDENTIFIER).fullmatch
 _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
@@ -182,7 +184,7 @@ def parse_params(value: object) -> dict[str, Param]:
             value = json.loads(value, object_pairs_hook=_unique)
         except (ValueError, RecursionError):
             raise PydanticCustomError("not_json", 'is not a JSON object such as {"max_price": 50}') from None
-    if not isinstance(value, dict) or len(value) > MAX_PARAMS or not all(map(_PARAM_NAME.fullmatch, value)):
+    if not isinstance(value, dict) or len(value) > MAX_PARAMS or not all(map(matches_identifier, value)):
         raise PydanticCustomError(
             "no_params", "must have at most {most} values, named by letters, digits and _", {"most": MAX_PARAMS}
         )
@@ -253,7 +255,6 @@ def _is_boost(boost: tuple[object, object]) -> bool:
     )
 
 
-_PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 DOCUMENTED_NAME = rf"^(?!\.{{1,2}}$){NAME_PATTERN}$"
 _ID_OR_EMPTY = {  # generated clients check patterns, and those in PHP and Ruby know only ASCII characters there
@@ -310,7 +311,7 @@ Params = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "propertyNames": {"pattern": f"^{_PARAM_NAME.pattern}$"},
+            "propertyNames": {"pattern": f"^{IDENTIFIER}$"},
             "additionalProperties": {
                 "anyOf": [
                     {"type": "number"},

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import MAX_K, checked_by, is_number
-from app.schemas.properties import NAME_PATTERN, matches_name
+from app.schemas.fields import IDENTIFIER, MAX_K, checked_by, is_number, matches_identifier
 
 MAX_LIMITS = 4  # properties
 
@@ -41,7 +40,7 @@ def _objective(value: object) -> Objective:
     if isinstance(value, dict) and value.keys() <= {"property", "strength"}:
         name, strength = value.get("property"), value.get("strength", 1.0)
         is_strength = is_number(strength) and 0 <= strength <= 1  # NaN is neither
-        if isinstance(name, str) and matches_name(name) is not None and is_strength:
+        if isinstance(name, str) and matches_identifier(name) is not None and is_strength:
             return Objective(property=name, strength=float(strength))
     raise PydanticCustomError(
         "no_objective",
@@ -59,14 +58,14 @@ def _is_limit(limit: tuple[object, object]) -> bool:
     name, most = limit
     return (
         isinstance(name, str)
-        and matches_name(name) is not None
+        and matches_identifier(name) is not None
         and is_number(most)
         and 1 <= most <= MAX_K
         and most == int(most)
     )
 
 
-_LIMIT_SCHEMA = {"type": "string", "pattern": f"^{NAME_PATTERN}:[0-9]{{1,{len(str(MAX_K))}}}$"}
+_LIMIT_SCHEMA = {"type": "string", "pattern": f"^{IDENTIFIER}:[0-9]{{1,{len(str(MAX_K))}}}$"}
 MaxPer = Annotated[
     dict[str, int],
     PlainValidator(_max_per),
@@ -75,7 +74,7 @@ MaxPer = Annotated[
             "anyOf": [
                 {
                     "type": "object",
-                    "propertyNames": {"pattern": f"^{NAME_PATTERN}$"},
+                    "propertyNames": {"pattern": f"^{IDENTIFIER}$"},
                     "additionalProperties": {"type": "integer", "minimum": 1, "maximum": MAX_K},
                     "maxProperties": MAX_LIMITS,
                 },
@@ -89,7 +88,7 @@ MaxPerTexts = Annotated[
     checked_by(_max_per),
     WithJsonSchema({"type": "array", "items": _LIMIT_SCHEMA, "maxItems": MAX_LIMITS}),
 ]
-_OBJECTIVE_PATTERN = f"({NAME_PATTERN})(?::(0(?:\\.[0-9]{{1,9}})?|1(?:\\.0{{1,9}})?))?"
+_OBJECTIVE_PATTERN = f"({IDENTIFIER})(?::(0(?:\\.[0-9]{{1,9}})?|1(?:\\.0{{1,9}})?))?"
 _match_objective = re.compile(_OBJECTIVE_PATTERN).fullmatch
 _OBJECTIVE_TEXT_SCHEMA = {"type": "string", "pattern": f"^{_OBJECTIVE_PATTERN}$"}
 ObjectiveOrText = Annotated[
@@ -102,7 +101,7 @@ ObjectiveOrText = Annotated[
                 {
                     "type": "object",
                     "properties": {
-                        "property": {"type": "string", "pattern": f"^{NAME_PATTERN}$"},
+                        "property": {"type": "string", "pattern": f"^{IDENTIFIER}$"},
                         "strength": {"type": "number", "minimum": 0, "maximum": 1, "default": 1},
                     },
                     "required": ["property"],

@@ -12,13 +12,12 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Closed, rfc_3339_us, with_example
+from app.schemas.fields import IDENTIFIER, Closed, matches_identifier, rfc_3339_us, with_example
 from model.content.folding import fold
 from storage.records import EPOCH, ITEM_TIMES, MAX_PROPERTIES, PropertyType, PropertyValue, property_type
 
 MAX_VALUE_BYTES = 1_024  # UTF-8, of the texts of a set together
 MAX_SHOWN_CHARS = 40  # of a value in a message
-NAME_PATTERN = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 NO_NAMES = frozenset({"item_id", "title", "categories", "available", *ITEM_TIMES, "user_id"})
 """Names of built-in fields of items or users, which properties cannot have."""
 RESERVED_WORDS = frozenset(
@@ -32,7 +31,6 @@ RESERVED_WORDS = frozenset(
 
 MAX_SIMILAR_CHARS = 32  # of a name that is suggested, before its number
 
-matches_name = re.compile(NAME_PATTERN).fullmatch
 NAME_RULE = (
     "a property's name may have only English letters, digits and _, and at most 64 of them; it must not begin with a "
     f"digit, and must not be a reserved word of expressions (such as `in`) or one of {', '.join(sorted(NO_NAMES))}"
@@ -44,7 +42,7 @@ TypesSoFar = MutableMapping[str, PropertyType]
 
 def is_property_name(name: str) -> bool:
     """Return whether a property may have this name."""
-    return matches_name(name) is not None and name not in NO_NAMES and name not in RESERVED_WORDS
+    return matches_identifier(name) is not None and name not in NO_NAMES and name not in RESERVED_WORDS
 
 
 def similar_property_name(name: str, taken: Container[str]) -> str:
@@ -174,7 +172,7 @@ def _types(types: object) -> dict[str, PropertyType | None]:
 
 
 TYPES: tuple[PropertyType, ...] = get_args(PropertyType)
-_NAMES = {"pattern": f"^(?!({'|'.join(sorted(NO_NAMES | RESERVED_WORDS))})$){NAME_PATTERN}$"}
+_NAMES = {"pattern": f"^(?!({'|'.join(sorted(NO_NAMES | RESERVED_WORDS))})$){IDENTIFIER}$"}
 _TEXT = {"type": "string", "maxLength": MAX_VALUE_BYTES}
 Properties = Annotated[
     dict[str, Any],
