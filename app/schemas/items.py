@@ -52,11 +52,8 @@ class TrendingQuery(PopularQuery):
     categories: Categories = Field([], description="An item needs at least one of these categories.")
 
 
-class TrendingItems(BaseModel):
+class TrendingItems(PopularItems):
     """Items with the most live visitors first. The score counts visitors; each counts half as much a week later."""
-
-    generation: str
-    items: list[ScoredItem]
 
     model_config = with_example(
         {"generation": "shop", "items": [{"item_id": "tea-2", "score": 17.5, "title": "Green tea"}]}
