@@ -105,7 +105,8 @@ class ClickThrough:
             both: tuple[Mapping[tuple[Place, str], float], ...] = chosen, values
             for what, of_scenario, amounts in zip(OF_PLACES, OF_SCENARIOS, both, strict=True):
                 for (place, kind), amount in amounts.items():
-                    generation, experiment = self._names_of(place)
+                    generation = self._generations.get(place.generation, OTHER)
+                    experiment = self._experiments.get(place.experiment, OTHER)
                     tallies[what, generation, experiment, place.place, kind] += amount
                     if place.scenario:
                         scenario = self._scenarios.get(place.scenario, OTHER)
@@ -124,9 +125,6 @@ class ClickThrough:
         """Return the tallies that all processes have flushed; raise StorageError if they cannot be read."""
         await self.flush()
         return await self._store.tallies(self._tenant)
-
-    def _names_of(self, place: Place) -> tuple[str, str]:
-        return self._generations.get(place.generation, OTHER), self._experiments.get(place.experiment, OTHER)
 
 
 def _outcome(answer: Recommendations) -> ListOutcome:

@@ -116,7 +116,7 @@ class RerankingRules:
         rows, scores = without_padding(best)
         if not self.diversity and not self.caps:
             return rows[: self.count], scores[: self.count]
-        codes_of = ranking.codes if self.diversity else _no_codes
+        codes_of = ranking.codes if self.diversity else lambda _: NO_CODES
         reserved, labels = Reserved(codes_of(self.reserved), self._labels(self.reserved)), self._labels(rows)
         is_all, step, most = len(rows) < self.depth, 0, self._most
         while True:
@@ -166,11 +166,6 @@ class RerankingRules:
     def _with_labels(self, place: int, labels: NDArray[np.int64]) -> Bitmap:
         """Return the items that have one of the labels that belong to the cap at that position."""
         return self.caps[place].items.rows_with_labels(labels[labels >> LABEL_BITS == place] - (place << LABEL_BITS))
-
-
-def _no_codes(rows: Rows) -> TargetCodes:
-    """Return empty codes, for requests whose diversity does not depend on similarity."""
-    return NO_CODES
 
 
 def reranking_rules(
