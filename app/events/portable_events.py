@@ -17,40 +17,36 @@ NOT_CARRIED = "is not supported: a sealed state stores no impressions"
 NOBODY = "is not allowed here: the events belong to the visitor of the sealed state"
 
 
-class PortableEvents:
-    """Folds the events of one tenant's visitors.
+async def fold_portable(
+    ingest: Ingest,
+    signals: LiveSignals,
+    bodies: Sequence[object],
+    state: PortableState,
+    generation: Generation,
+    sender: Sender,
+) -> tuple[PortableState, EventCounts]:
+    """Return the state after the events in the parsed bodies, each applied once, and the counts of outcomes.
 
-    Nothing about a visitor is stored. Of the live signals, only click-through counts the events, as it counts all.
+    An event is a duplicate if its id is among the newest in the state. Nothing about the visitor is stored. Of the live
+    signals, only click-through counts the events, as it counts all.
+
+    raises  InvalidEvents, StorageError  as `Ingest.receive`
     """
-
-    def __init__(self, ingest: Ingest, signals: LiveSignals) -> None:
-        self._ingest = ingest
-        self._signals = signals
-
-    async def fold(
-        self, bodies: Sequence[object], state: PortableState, generation: Generation, sender: Sender
-    ) -> tuple[PortableState, EventCounts]:
-        """Return the state after the events in the parsed bodies, each applied once, and the counts of outcomes.
-
-        An event is a duplicate if its id is among the newest in the state.
-
-        raises  InvalidEvents, StorageError  as `Ingest.receive`
-        """
-        require_event_count(bodies)
-        named = [at for at, one in enumerate(bodies) if isinstance(one, dict) and "user_id" in one]
-        refuse(named, "user_id", NOBODY)
-        shown = [at for at, one in enumerate(bodies) if isinstance(one, dict) and one.get("type") == IMPRESSION]
-        refuse(shown, "type", NOT_CARRIED)
-        of_visitor = [{**body, "user_id": VISITOR} if isinstance(body, dict) else body for body in bodies]
-        received = await self._ingest.receive(of_visitor, sender)
-        events = with_codes(received.events, self._signals.learners)
-        work = partial(_fold, state, generation, events)
-        if len(events) > FEW_EVENTS and sender.run_apart is not None:
-            state, results = await sender.run_apart(work, EVENT_COST * len(events))
-        else:
-            state, results = work()
-        self._signals.click_through.count(events, results)
-        return state, self._ingest.count(events, results, received.refused)
+    require_event_count(bodies)
+    named = [at for at, one in enumerate(bodies) if isinstance(one, dict) and "user_id" in one]
+    refuse(named, "user_id", NOBODY)
+    shown = [at for at, one in enumerate(bodies) if isinstance(one, dict) and one.get("type") == IMPRESSION]
+    refuse(shown, "type", NOT_CARRIED)
+    of_visitor = [{**body, "user_id": VISITOR} if isinstance(body, dict) else body for body in bodies]
+    received = await ingest.receive(of_visitor, sender)
+    events = with_codes(received.events, signals.learners)
+    work = partial(_fold, state, generation, events)
+    if len(events) > FEW_EVENTS and sender.run_apart is not None:
+        state, results = await sender.run_apart(work, EVENT_COST * len(events))
+    else:
+        state, results = work()
+    signals.click_through.count(events, results)
+    return state, ingest.count(events, results, received.refused)
 
 
 def _fold(

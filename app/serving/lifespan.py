@@ -11,7 +11,6 @@ from functools import partial
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.events.ingest import Ingest
 from app.events.live_signals import LiveSignals
-from app.events.portable_events import PortableEvents
 from app.events.user_data import UserData
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
@@ -44,7 +43,6 @@ class Service:
     store: UserStore
     switcher: GenerationSwitcher
     ingest: Ingest
-    portable_events: PortableEvents
     item_updates: ItemUpdates
     signals: LiveSignals
     log_reader: LogReader
@@ -97,8 +95,7 @@ async def tenant_service(
             partial(_repeat, store.drop_idle_states, SWEEP_EVERY_S),
             partial(_free_replaced, switcher),
         ):
-            portable_events = PortableEvents(ingest, signals)
-            yield Service(store, switcher, ingest, portable_events, item_updates, signals, log_reader, scenarios)
+            yield Service(store, switcher, ingest, item_updates, signals, log_reader, scenarios)
         with suppress(StorageError):
             await signals.flush()
 

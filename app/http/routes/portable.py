@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import Response
 
 from app.errors import ErrorDetail, Forbidden, InvalidRequest, validate
+from app.events.portable_events import fold_portable
 from app.http.access import Caller, needs
 from app.http.auth.sealed_states import require_sealer
 from app.http.charged_calls import (
@@ -113,7 +114,7 @@ async def append_portable_events(services: Services, caller: Caller, body: bytes
     """Charge the caller for each event in the body of ``POST /v1/portable/events``, and fold them into its state.
 
     raises  SealingNotConfigured, InvalidJson, InvalidRequest, InvalidSealedState, SealedStateExpired
-            TooManyEvents, TooManyRequests  when the request exceeds the caller's limits, and as `PortableEvents.fold`
+            TooManyEvents, TooManyRequests  when the request exceeds the caller's limits, and as `fold_portable`
     """
     sealer, service = require_sealer(services.sealer), services.by_tenant[caller.tenant]
     async with parsed_write(services, caller, body) as parsed:
@@ -123,7 +124,7 @@ async def append_portable_events(services: Services, caller: Caller, body: bytes
         state = PortableState.empty(generation)
         if posted.state is not None:
             state = sealer.open(posted.state.text, caller.tenant, caller.audience)
-        state, counts = await service.portable_events.fold(posted.events, state, generation, sender)
+        state, counts = await fold_portable(service.ingest, service.signals, posted.events, state, generation, sender)
         sealed = sealer.seal(state, caller.tenant, caller.audience)
     found = PortableEventCounts(state=sealed.text, expires=sealed.expires, **counts.model_dump())
     return found.model_dump_json().encode()
