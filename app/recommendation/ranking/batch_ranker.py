@@ -27,7 +27,7 @@ from app.recommendation.ranking.rankings import (
     scores_in,
     without_padding,
 )
-from app.recommendation.ranking.removals import RemovalCounter, short
+from app.recommendation.ranking.removals import count_removals, short
 from app.recommendation.ranking.reranking import RerankingRules, boosts_of
 from app.recommendation.ranking.rotation import RotatedRanking
 from app.recommendation.ranking.stored_users import StoredUsers
@@ -97,7 +97,6 @@ class BatchRanker:
         self._experiment = experiment
         self._plain = PlainRanker(context, ids, experiment)
         self._builder = QueryBuilder(context)
-        self._removals = RemovalCounter(context.catalogue)
         self._explainer = Explainer(context.generation, context.catalogue, context.engine)
         compile_loops()
 
@@ -247,11 +246,11 @@ class BatchRanker:
         if query.similar_to is not None:
             (answer["because"],) = self._catalogue.named_items(np.array([query.similar_to]))
         if len(item_ids) < request.k:
-            removals = self._removals.count(self._builder.with_fallback(query), item_ids)
+            removals = count_removals(self._catalogue, self._builder.with_fallback(query), item_ids)
             answer["short"] = short(removals, request.k, query.selection.current_item)
         if request.debug:
             allowed = [item["item_id"] for item in items if "fallback" not in item]
-            answer["debug"] = self._removals.count(query, allowed)
+            answer["debug"] = count_removals(self._catalogue, query, allowed)
         return answer
 
     def _list(self, query: CatalogueQuery, ranked: RankedItems | None) -> Listed:
