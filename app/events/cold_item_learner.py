@@ -103,7 +103,7 @@ class ColdItemLearner:
     def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
         """Replace the catalogue, the engine and the codes."""
         self._catalogue, self._engine = catalogue, engine
-        self.codes = codes or {}  # every event looks here, which is free if it is empty
+        self.codes = codes or {}  # looked up for every event, at no cost if empty
 
     async def observe_before(self, events: Sequence[Event]) -> Observations:
         """Return the contexts of events on watched items before they are logged. There are usually none.

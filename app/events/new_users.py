@@ -1,4 +1,4 @@
-"""Senders of events and their new users, each of whom uses memory of the store for as long as they are kept."""
+"""Senders of events, and the limits on their new users, each of whom takes memory of the store."""
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass

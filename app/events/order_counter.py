@@ -49,7 +49,7 @@ class OrderCounter:
         self._learned: Container[str] = ()
         self._flushing = asyncio.Lock()
         self._waiting: dict[tuple[str, str], float] = {}  # weights of purchases, by user and event
-        self._counted: dict[str, float] = {}  # what the store's counts still lack of purchases that no longer wait
+        self._counted: dict[str, float] = {}  # of purchases that have left the queue, but are not in the store yet
 
     def set_learned(self, item_ids: Container[str]) -> None:
         """Start counting the orders of all items except these, which a model was trained on."""

@@ -99,11 +99,11 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
     async def run_costly(self, requests: Sequence[RecommendationRequest], data: InputT, cost: float) -> ResultT:
         """Return the result of the function for one batch of costly requests with this total cost.
 
-        A long one builds lists in Python, and each step of the event loop would wait until it is made to let go.
+        A long batch builds lists in Python, so its thread releases the interpreter lock more often than usual.
         """
         is_likely_short = RECENT_MARGIN * cost * self._recent_unit_s <= MAX_ON_LOOP_S
         limit_s = max(MAX_ON_LOOP_S, RARELY_ON_LOOP_S * is_likely_short)
-        compute = self._compute if cost == inf else partial(self._compute_costly, cost)  # of that, nothing is learned
+        compute = self._compute if cost == inf else partial(self._compute_costly, cost)  # says nothing of the pace
         if self._may_run_on_loop and cost * self._slowest_unit_s <= limit_s:
             return compute(requests, data)
         with short_turns():

@@ -277,7 +277,7 @@ class Recommender(BaseRecommender):
             if batch[0].lane.is_costly:
                 cost += sum(cost_of_length(one.size) for one in seen if one is not None)
                 if any(filtered_categories(request) > FEW_CATEGORIES for request in requests):
-                    cost = inf  # by which it never runs on the event loop
+                    cost = inf  # never runs on the event loop
                 ranked = await self._executor.run_costly(requests, RankerInput(users, selections), cost)
             else:
                 ranked = await self._executor.run_light(requests, RankerInput(users, selections), cost)

@@ -1,1 +1,1 @@
-"""What lies between the HTTP protocol and a connection: TLS, how long a connection stays, and how it closes."""
+"""Connections of the HTTP protocol: TLS, timeouts and closing."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """Calls a function after some time, unless it is cleared before.
+    """Calls a function after some time, unless it is cleared earlier.
 
-    timer  None unless it is set; an attribute, because each request asks for it
+    timer  None unless it is set
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class Deadline:
         self.timer = self._loop.call_later(within_s, self._call)
 
     def clear(self) -> None:
-        """Never call the function."""
+        """Cancel the deadline."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -1,4 +1,4 @@
-"""The connections of a process that make room for new ones."""
+"""The idle connections of a process, which are closed to make room for new ones."""
 
 from dataclasses import dataclass, field
 from itertools import chain

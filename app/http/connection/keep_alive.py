@@ -26,11 +26,11 @@ class KeepAlive:
             self._timer = self._loop.call_later(self.timeout_s, self.check)
 
     def end(self) -> None:
-        """Record that data have come."""
+        """Record that data has arrived."""
         self._idle_since_s = inf
 
     def cancel(self) -> None:
-        """Never close the connection."""
+        """Cancel the timer."""
         self.end()
         if self._timer is not None:
             self._timer.cancel()
@@ -41,5 +41,5 @@ class KeepAlive:
         left_s = self._idle_since_s + self.timeout_s - self._loop.time()
         if left_s <= 0:
             self._close()
-        elif left_s < inf:  # or else a request has begun, and the timer is set again after its response
+        elif left_s < inf:  # otherwise a request has begun, and its response sets the timer again
             self._timer = self._loop.call_later(left_s, self.check)

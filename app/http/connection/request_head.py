@@ -1,4 +1,4 @@
-"""What servers must refuse in the head of a request, and the parser lets pass."""
+"""Checks of a request head that the parser does not make."""
 
 import re
 from collections.abc import Iterable
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from app.errors import NotHttp
 
 VERSIONS = frozenset({"1.0", "1.1"})
-BLANKS = b" \t"  # the parser leaves those that follow a value
+BLANKS = b" \t"  # after a value, where the parser does not remove them
 HOST = re.compile(rb"(?:[\w.~!$&'()*+,;=%-]*|\[[\w.~:%-]+\])(?::\d*)?[ \t]*")  # \w is ASCII
 
 
 def check_head(version: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Check a head that the parser has accepted; programs that read it in different ways could be played off.
+    """Check a head that the parser has accepted. A proxy that reads it differently could be made to smuggle requests.
 
     Source: RFC 9112, sections 2.3, 3.2 and 6.1
 
-    raises  NotHttp  where the version is another one, the host is missing, ambiguous or no host, or the body is encoded
+    raises  NotHttp  when the version is unknown, the host is missing, ambiguous or invalid, or the body is encoded
     """
     if version not in VERSIONS:
         raise NotHttp(f"this service speaks HTTP/1.1, not HTTP/{version}; nothing was done")

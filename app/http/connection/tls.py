@@ -18,7 +18,7 @@ class CertificateError(ValueError):
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return what connections need to show the certificate, with TLS 1.2 or later.
+    """Return the TLS context of the service's certificate, for TLS 1.2 or later.
 
     certificate  PEM file of the certificate, followed by those of its authorities
     key          PEM file of its key, without passphrase; it may be the same file
@@ -32,7 +32,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         for file in (certificate, key):
             file.read_bytes()
-        context.load_cert_chain(certificate, key, password="")  # or else it would ask on the terminal
+        context.load_cert_chain(certificate, key, password="")  # without one, OpenSSL would ask on the terminal
     except ssl.SSLError as exc:
         problem = f"LISAREC_TLS_CERTIFICATE='{certificate}' and LISAREC_TLS_KEY='{key}' cannot be used"
         if exc.reason == "KEY_VALUES_MISMATCH":
@@ -98,7 +98,7 @@ class TlsProtocol(SSLProtocol):
 
 
 class Handshake(asyncio.Protocol):
-    """Gives way to the HTTP protocol, which has the connection already, when a handshake is complete."""
+    """Hands a connection to the HTTP protocol, which already knows it, when its handshake is complete."""
 
     def __init__(self, http: HttpToolsProtocol) -> None:
         self._http = http

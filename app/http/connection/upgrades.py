@@ -1,7 +1,7 @@
-"""Requests that ask for another protocol, which are parsed again as requests that do not ask.
+"""Requests that ask for another protocol by `Upgrade`, which are parsed again without it.
 
-The parser would leave everything behind such a head to the other protocol, also a body. A client may send one: those of
-HTTP/2 ask in each request without TLS. A proxy that forwards the body would get two answers if it were a request.
+The parser would leave everything after such a head to the other protocol, even a body. Clients of HTTP/2 without TLS
+send the header with every request. If a body looked like a request, a proxy that forwards it would get two responses.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def is_upgrade(parser: HttpRequestParser) -> bool:
 
 
 def head_without_upgrade(parser: HttpRequestParser, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the head that was parsed last as one that does not ask for another protocol."""
+    """Return the head that was parsed last, without its `Upgrade` option."""
     lines = [b"%b %b HTTP/%b" % (parser.get_method(), url, parser.get_http_version().encode())]
     for name, value in headers:
         options = [option for option in value.split(b",") if option.strip().lower() != UPGRADE]

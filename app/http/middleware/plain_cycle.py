@@ -79,7 +79,7 @@ class PlainCycle(RequestResponseCycle):
         self.on_response()
 
     def abort(self) -> None:
-        """Close the connection, because there is no response."""
+        """Close the connection without a response."""
         self._end()
         self.transport.abort()
 

@@ -36,7 +36,7 @@ from app.schemas.recommendations import Recommendations
 
 URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?([^#]+))?")  # \w is ASCII
 ONLY_K = re.compile(rb"k=\d+|")
-# To parse a cursor takes milliseconds, so the request is counted before.
+# Parsing a cursor takes milliseconds, so the app counts such a request first.
 CURSOR_OR_ENCODED_FIELD = re.compile(rb"(?:^|&)(?:cursor|[^=&]*%)")
 MAX_QUERY_BYTES = 512  # parsed within 30 µs
 HEADERS_FOR_APP = frozenset(
@@ -58,7 +58,7 @@ class Responder(Protocol):
         """Send the response."""
 
     def abort(self) -> None:
-        """Send nothing, because of a fault."""
+        """Close the connection without a response."""
 
 
 class Call(NamedTuple):
@@ -75,7 +75,7 @@ GET_LIST = Call("GET", GET_RECOMMENDATIONS.path)
 class PlainRequest:
     """A request that waits for its response: the waiter of its batch, and for the server a task that it may cancel.
 
-    source   the source as which it is in progress
+    source   the source that it counts for while it is in progress
     begin_s  the time at which it began, as of ``time.perf_counter``
     """
 
