@@ -4,17 +4,14 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
-from app.schemas.fields import Name
+from app.schemas import fields
 from app.serving import empty_model
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.folders.folder import Folder
 from storage.folders.local_folder import LocalFolder
-
-NAME = TypeAdapter[str](Name)
 
 
 class NoSuchModel(ArtifactError):
@@ -112,8 +109,4 @@ def no_such_model(folder: object, name: str, names: list[str]) -> NoSuchModel:
 
 def is_name(name: str) -> bool:
     """Return whether the name is valid for a model."""
-    try:
-        NAME.validate_python(name)
-    except ValidationError:
-        return False
-    return name != empty_model.NAME
+    return fields.is_name(name) and name != empty_model.NAME
