@@ -35,12 +35,13 @@ class RequestPath:
             if len(raw_path) > MAX_PATH_BYTES:
                 return _refusal(f"a path must have at most {MAX_PATH_BYTES:,} bytes")(scope, receive, send)
             if b"%" in raw_path:
-                path = _decoded(raw_path)
+                path = None if AMBIGUOUS.search(raw_path) else _unquoted(_SLASH.sub(ENCODED_SLASH.encode(), raw_path))
                 if path is None:
                     reason = "a path must be UTF-8 and must not have an encoded control character"
                     return _refusal(reason)(scope, receive, send)
                 scope["path"] = path
-            if not _is_encoded_utf8(scope["query_string"]):
+            query: bytes = scope["query_string"]
+            if not query.isascii() or (b"%" in query and _unquoted(query) is None):
                 return _refusal("a query must be percent-encoded UTF-8")(scope, receive, send)
         return self._app(scope, receive, send)
 
@@ -49,21 +50,9 @@ def _refusal(reason: str) -> Response:
     return error_response(InvalidRequest(reason))
 
 
-def _decoded(raw_path: bytes) -> str | None:
-    if AMBIGUOUS.search(raw_path):
-        return None
+def _unquoted(text: bytes) -> str | None:
+    """Return the percent-decoded text; None if that is not UTF-8."""
     try:
-        return unquote_to_bytes(_SLASH.sub(ENCODED_SLASH.encode(), raw_path)).decode()
+        return unquote_to_bytes(text).decode()
     except UnicodeDecodeError:
         return None
-
-
-def _is_encoded_utf8(query: bytes) -> bool:
-    if not query.isascii():
-        return False
-    if b"%" in query:
-        try:
-            unquote_to_bytes(query).decode()
-        except UnicodeDecodeError:
-            return False
-    return True
