@@ -44,6 +44,8 @@ def scores_in(listed: Ranked, rows: Rows) -> NDArray[np.float64]:
 class Ranking(Protocol):
     """Ranks items for one request, with its boosts and candidates applied."""
 
+    engine: Engine
+
     def best(self, count: int, excluded: Bitmap) -> Ranked:
         """Return rows and scores of the best items that are not excluded, at most `count`; ties by item order."""
 
@@ -54,25 +56,28 @@ class Ranking(Protocol):
         """Return the scores of distinct items, in order, whether candidates or not."""
 
     def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
-        """Return the scores after the items' log-odds have changed by these gains."""
+        """Return the scores after the items' log-odds have changed by these gains. By default, scores are odds."""
+        return scores * np.exp(gains)
 
     def codes(self, rows: Rows) -> TargetCodes:
-        """Return the target codes of the items, which diversity compares."""
+        """Return the target codes of the items, which diversity compares. Without a model, no items are similar."""
+        codes = self.engine.target_codes
+        return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)
 
 
 class PersonalRanking(Ranking):
     """Ranks items by one query of the engine."""
 
     def __init__(self, engine: Engine, query: Queries, boosts: Boosts | None, candidates: Rows | None) -> None:
-        self._engine, self._query, self._boosts, self._candidates = engine, query, boosts, candidates
+        self.engine, self._query, self._boosts, self._candidates = engine, query, boosts, candidates
 
     @override
     def best(self, count: int, excluded: Bitmap) -> Ranked:
         if self._candidates is not None:
             allowed = self._candidates[~bitmap.has(excluded, self._candidates)]
-            (ranked,) = self._engine.rank_candidates(self._query, [allowed], count, self._boosts)
+            (ranked,) = self.engine.rank_candidates(self._query, [allowed], count, self._boosts)
             return ranked
-        (rows,), (scores,) = self._engine.top_k(self._query, count, excluded[None], self._boosts)
+        (rows,), (scores,) = self.engine.top_k(self._query, count, excluded[None], self._boosts)
         return without_padding((rows, scores))
 
     @override
@@ -81,22 +86,18 @@ class PersonalRanking(Ranking):
 
     @override
     def scores(self, rows: Rows) -> Scores:
-        return self._engine.scores_of(self._query, rows, self._boosts)
+        return self.engine.scores_of(self._query, rows, self._boosts)
 
     @override
     def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
         return (scores + gains).astype(np.float32)
-
-    @override
-    def codes(self, rows: Rows) -> TargetCodes:
-        return self._engine.target_codes.take(rows, axis=0)
 
 
 class PopularRanking(Ranking):
     """Ranks items by popularity and trends."""
 
     def __init__(self, engine: Engine, trending: Trending, boosts: Boosts | None, candidates: Rows | None) -> None:
-        self._engine, self._trending, self._boosts = engine, trending, boosts
+        self.engine, self._trending, self._boosts = engine, trending, boosts
         self._not_candidates = None if candidates is None else ~trending.catalogue.bitmap_of(candidates)
 
     @override
@@ -113,14 +114,6 @@ class PopularRanking(Ranking):
     def scores(self, rows: Rows) -> Scores:
         return self._trending.scores(rows, self._boosts)
 
-    @override
-    def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
-        return scores * np.exp(gains)
-
-    @override
-    def codes(self, rows: Rows) -> TargetCodes:
-        return _codes_of(self._engine, rows)
-
 
 class ListedRanking(Ranking):
     """Ranks only the listed items, by given scores above 0.
@@ -131,7 +124,7 @@ class ListedRanking(Ranking):
     """
 
     def __init__(self, engine: Engine, listed: Ranked, boosts: Boosts | None, candidates: Rows | None) -> None:
-        self._engine, self._listed, self._boosts = engine, listed, boosts
+        self.engine, self._listed, self._boosts = engine, listed, boosts
         rows, scores = listed
         if candidates is not None:
             is_candidate = np.isin(rows, candidates)
@@ -155,20 +148,6 @@ class ListedRanking(Ranking):
     def scores(self, rows: Rows) -> Scores:
         scores = scores_in(self._listed, rows)
         return scores if self._boosts is None else scores * np.exp(self._boosts.of(rows))
-
-    @override
-    def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
-        return scores * np.exp(gains)
-
-    @override
-    def codes(self, rows: Rows) -> TargetCodes:
-        return _codes_of(self._engine, rows)
-
-
-def _codes_of(engine: Engine, rows: Rows) -> TargetCodes:
-    """Return the target codes of items; without a model they are empty, and all items count as dissimilar."""
-    codes = engine.target_codes
-    return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)
 
 
 def blend(personal: Rows, trending: Rows, events: int, k: int) -> tuple[Rows, NDArray[np.float64]]:

@@ -15,7 +15,6 @@ from app.catalogue.trained_catalogue import Rows, TrainedCatalogue
 from app.recommendation.ranking.rankings import Ranked, Ranking, Scores, scores_in
 from app.schemas.recommendations import RecommendationRequest
 from model.inference.bitmap import Bitmap
-from model.inference.diversity import TargetCodes
 from storage.state.layout import State
 
 DAY_S = 86_400.0
@@ -63,7 +62,7 @@ class RotatedRanking(Ranking):
     """A ranking to which a rotation is applied."""
 
     def __init__(self, ranking: Ranking, rotation: Rotation) -> None:
-        self._ranking, self._rotation = ranking, rotation
+        self.engine, self._ranking, self._rotation = ranking.engine, ranking, rotation
 
     @override
     def best(self, count: int, excluded: Bitmap) -> Ranked:
@@ -81,7 +80,3 @@ class RotatedRanking(Ranking):
     @override
     def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
         return self._ranking.with_gains(scores, gains)
-
-    @override
-    def codes(self, rows: Rows) -> TargetCodes:
-        return self._ranking.codes(rows)
