@@ -63,11 +63,7 @@ class ExperimentRecommender(BaseRecommender):
 
     @override
     def recommend_plain(
-        self,
-        request: RecommendationRequest,
-        cost: float,
-        waiter: Waiter[Recommendations],
-        requester: Requester,
+        self, request: RecommendationRequest, cost: float, waiter: Waiter[Recommendations], requester: Requester
     ) -> None:
         self._recommender_for(request).recommend_plain(request, cost, waiter, requester)
 

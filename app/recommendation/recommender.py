@@ -117,11 +117,7 @@ class BaseRecommender(ABC):
 
     @abstractmethod
     def recommend_plain(
-        self,
-        request: RecommendationRequest,
-        cost: float,
-        waiter: Waiter[Recommendations],
-        requester: Requester,
+        self, request: RecommendationRequest, cost: float, waiter: Waiter[Recommendations], requester: Requester
     ) -> None:
         """Send the answer to a plain, light request for a user to the waiter.
 
@@ -186,11 +182,7 @@ class Recommender(BaseRecommender):
 
     @override
     def recommend_plain(
-        self,
-        request: RecommendationRequest,
-        cost: float,
-        waiter: Waiter[Recommendations],
-        requester: Requester,
+        self, request: RecommendationRequest, cost: float, waiter: Waiter[Recommendations], requester: Requester
     ) -> None:
         lane = Lane(self._readers.states.node_of(str(request.user_id)), is_costly=False)
         trace, submitted_s = tracing.current.get(), time.perf_counter()

@@ -35,12 +35,7 @@ MAX_NAMES = 20  # of scenarios, or of parameters, that an error lists
 
 
 def with_settings(
-    request: RecommendationRequest,
-    settings: ScenarioSettings,
-    path: str = "",
-    *,
-    name: str = "",
-    experiment: str = "",
+    request: RecommendationRequest, settings: ScenarioSettings, path: str = "", *, name: str = "", experiment: str = ""
 ) -> ScenarioRequest:
     """Return the request with the settings of its scenario.
 

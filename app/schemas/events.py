@@ -4,14 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    PlainValidator,
-    ValidationInfo,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import Closed, Id, Name, is_number, rfc_3339_us, with_example

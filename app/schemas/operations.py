@@ -7,14 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import (
-    DOCUMENTED_NAME,
-    Closed,
-    Name,
-    is_name,
-    is_number,
-    with_example,
-)
+from app.schemas.fields import DOCUMENTED_NAME, Closed, Name, is_name, is_number, with_example
 from storage.items.audit import NumberedEntry
 from storage.records import EPOCH, OTHER
 

@@ -9,16 +9,7 @@ from pydantic import Field
 
 from app.http import charged_calls
 from app.http.access import charge, needs
-from app.http.dependencies import (
-    NO_QUERY,
-    CallerDep,
-    ItemId,
-    JsonBody,
-    RawBody,
-    ServiceDep,
-    ServicesDep,
-    StockedItemId,
-)
+from app.http.dependencies import NO_QUERY, CallerDep, ItemId, JsonBody, RawBody, ServiceDep, ServicesDep, StockedItemId
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation import cost

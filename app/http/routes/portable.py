@@ -9,15 +9,7 @@ from app.errors import ErrorDetail, Forbidden, InvalidRequest, validate
 from app.events.portable_events import fold_portable
 from app.http.access import Caller, needs
 from app.http.auth.sealed_states import require_sealer
-from app.http.charged_calls import (
-    ID_COST,
-    INVALID,
-    LONG_BODY,
-    charged_sender,
-    parsed_write,
-    recommend,
-    size_of,
-)
+from app.http.charged_calls import ID_COST, INVALID, LONG_BODY, charged_sender, parsed_write, recommend, size_of
 from app.http.dependencies import NO_QUERY, CallerDep, RawBody, ServicesDep, parsed_json
 from app.http.openapi import COMPONENT, component_schemas, errors, json_request
 from app.http.routes.guarded_route import GuardedRouter

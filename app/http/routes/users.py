@@ -6,15 +6,7 @@ from fastapi import Query, Response
 
 from app.http import charged_calls
 from app.http.access import audit, audited_user, needs
-from app.http.dependencies import (
-    NO_QUERY,
-    CallerDep,
-    EventId,
-    JsonBody,
-    ServiceDep,
-    ServicesDep,
-    UserId,
-)
+from app.http.dependencies import NO_QUERY, CallerDep, EventId, JsonBody, ServiceDep, ServicesDep, UserId
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.schemas.fields import LogPageQuery
