@@ -20,9 +20,12 @@ from tests.deploy.kubelet import Place, Pod, scheme_of, wait_until_ready
 from tests.waiting import PATIENCE_S, wait_until
 
 # How late others learn that a pod comes or ends: the name server, whose answers live for some seconds, and those that
-# send requests. A cluster's are longer; so are the times that the chart waits by default.
+# send requests. And how late network policies let a new balancer reach its replicas. A cluster's are longer; so are the
+# times that the chart waits by default.
 NAMES_LATE_S = 1.0
 ENDPOINTS_LATE_S = 2.0
+POLICIES_LATE_S = 2.0
+CACHED_S = 30.0  # how old the answers of a cluster's name server may be: CoreDNS as kubeadm sets it up, and kube-dns
 # by which the pods reach Redis, without and with TLS
 REDIS_NAMES = (f"{RELEASE}-redis:6379", f"{RELEASE}-redis.{NAMESPACE}.svc.cluster.local:6379")
 
@@ -48,6 +51,8 @@ class Cluster:
         self.manifests = render(values)
         self.specs = pods(self.manifests)
         self.names = ClusterNames()
+        self.names_late_s = NAMES_LATE_S
+        self._names_of_balancers: list[ClusterNames] = []
         self.redis: Pod | None = None
         self.apps: list[Pod] = []
         self.balancers: list[Pod] = []
@@ -65,6 +70,14 @@ class Cluster:
         self._volumes = {"models": models, "archive": root / "archive", "data": root / "data"}
         for folder in ("archive", "data"):
             (root / folder).mkdir()
+        self.hurry("app", NAMES_LATE_S / CACHED_S)
+        self.hurry("balancer", 0.3)
+
+    def hurry(self, component: str, share: float) -> None:
+        """Let new pods be asked whether they are ready after that share of the time."""
+        (container,) = self.specs[component]["containers"]
+        probe = container["readinessProbe"]
+        container["readinessProbe"] = probe | {"initialDelaySeconds": probe.get("initialDelaySeconds", 0) * share}
 
     def add_key(self) -> str:
         """Make a key for everything, in the operator's file, and return it."""
@@ -111,7 +124,8 @@ class Cluster:
         """End everything at once."""
         for pod in (*self.apps, *self.balancers, *self.jobs, *([self.redis] if self.redis else ())):
             pod.vanish()
-        self.names.close()
+        for names in (self.names, *self._names_of_balancers):
+            names.close()
 
     def upgrade(self) -> None:
         """Roll out a new version of everything that answers requests."""
@@ -121,11 +135,18 @@ class Cluster:
         of_the_app.join()
 
     def roll_out_app(self) -> None:
-        """Replace each pod, as a Deployment does without ever a pod fewer than there should be."""
+        """Replace each pod, as a Deployment does without ever a pod fewer than there should be.
+
+        It does not wait for a pod to end.
+        """
+        ending = []
         for old in list(self.apps):
             self.apps.append(new := self._app())
             wait_until_ready(new)
-            self._end_app(old)
+            ending.append(threading.Thread(target=self._end_app, args=(old,)))
+            ending[-1].start()
+        for thread in ending:
+            thread.join()
 
     def roll_out_balancers(self) -> None:
         """Replace each balancer in the same way; who sends requests learns late of each that comes and ends."""
@@ -175,22 +196,24 @@ class Cluster:
             variables={"LISAREC_HOST": str(address), "LISAREC_PORT": str(self._app_port)},
             replacements=self._redis_address,
         )
-        later(NAMES_LATE_S, self.names.addresses.add, address)
+        later(self.names_late_s, self.names.addresses.add, address)
         return pod
 
     def _end_app(self, pod: Pod) -> None:
         self.ended.append(pod)
         pod.delete()
         self.apps.remove(pod)
-        later(NAMES_LATE_S, self.names.addresses.discard, IPv4Address(pod.place.address))
+        later(self.names_late_s, self.names.addresses.discard, IPv4Address(pod.place.address))
 
     def _balancer(self) -> Pod:
         ports = {"http": free_port(), "metrics": free_port()}
+        self._names_of_balancers.append(names := ClusterNames())  # of replicas that it can reach
+        later(POLICIES_LATE_S, setattr, names, "addresses", self.names.addresses)
         variables = {
             "LISAREC_APP_PORT": str(self._app_port),
             "LISAREC_BIND": f"127.0.0.1:{ports['http']}",
             "LISAREC_METRICS_BIND": f"127.0.0.1:{ports['metrics']}",
-            "LISAREC_DNS": self.names.address,
+            "LISAREC_DNS": names.address,
         }
         return self._pod("balancer", ports=ports, variables=variables)
 

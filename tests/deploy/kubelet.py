@@ -32,7 +32,13 @@ IMAGE_VARIABLES = dict(re.findall(r"(LISAREC_\w+)=(\S+)", (ROOT / "docker" / "Do
 STOP_SIGNALS = {"haproxy": signal.SIGUSR1}  # of images; others have TERM
 OWN_FOLDERS = ("/usr/local/sbin", "/usr/local/bin")  # where the chart mounts programs; first in the images' PATH
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-DEFAULTS = {"periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3, "successThreshold": 1}
+DEFAULTS = {
+    "initialDelaySeconds": 0,
+    "periodSeconds": 10,
+    "timeoutSeconds": 1,
+    "failureThreshold": 3,
+    "successThreshold": 1,
+}
 
 
 def write_atomically(folder: Path, files: Mapping[str, bytes], mode: int) -> None:
@@ -214,7 +220,7 @@ class Pod:
         while not self._ended.wait(POLL_EVERY_S):
             if self.started == (name == "startupProbe"):
                 failures = 0
-            elif time.monotonic() >= due_s:
+            elif time.monotonic() >= max(due_s, self.begun_s + probe["initialDelaySeconds"]):
                 process, due_s = self.process, time.monotonic() + probe["periodSeconds"]
                 passed = name not in self.container or self._passes(probe)
                 if process is self.process:  # else another one runs by now
@@ -235,6 +241,7 @@ class Pod:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self.begun_s = time.monotonic()
         return self._popen(self.container, [*self._command_of(self.container), *self.place.arguments])
 
     def _passes(self, probe: Manifest) -> bool:

@@ -113,6 +113,16 @@ def test_no_request_fails_while_pods_are_replaced_evicted_and_killed(cluster: Cl
     assert {pod.exit_code for pod in cluster.ended} == {0}
 
 
+def test_no_request_fails_where_names_are_known_late(cluster: Cluster, model_dir: Path) -> None:
+    """Later than a pod starts and another one ends."""
+    cluster.start()
+    cluster.names_late_s *= 8
+    cluster.hurry("app", 8)
+    tally = asyncio.run(under_load(cluster, model_dir, upgrade=cluster.roll_out_app, drain=cluster.drain_a_node))
+    assert tally.failures == Counter()
+    assert len(cluster.ended) == 4
+
+
 def test_without_the_sleep_before_its_signal_a_balancer_refuses_requests(cluster: Cluster, model_dir: Path) -> None:
     """What the test above can see: HAProxy closes its door with the signal, while others still send requests there."""
     for container in cluster.specs["balancer"]["containers"]:
