@@ -5,8 +5,7 @@ from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from app.observability.buffered_counter import BufferedCounter
-from app.observability.buffered_histogram import BufferedHistogram
+from app.observability.buffers import BufferedCounter, BufferedHistogram
 from app.observability.version import own_version
 
 

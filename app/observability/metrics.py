@@ -14,8 +14,7 @@ from typing import Literal, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector
 from prometheus_client import generate_latest as in_text
 
-from app.observability.buffered_counter import BufferedCounter
-from app.observability.buffered_histogram import BufferedHistogram
+from app.observability.buffers import BufferedCounter, BufferedHistogram
 from app.observability.instruments import DeclaredMetric, Instruments
 from app.observability.multiprocess import SERVED, WorkerNumbers, WorkerProcesses, living_workers
 from storage.errors import FAILURE_CAUSES, StorageError

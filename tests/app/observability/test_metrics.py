@@ -24,7 +24,7 @@ from app.http import services
 from app.http.auth.keys import add, make
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
-from app.observability.buffered_histogram import BufferedHistogram
+from app.observability.buffers import BufferedHistogram
 from app.observability.metrics import LATENCY_BUCKETS_S
 from app.observability.version import own_version
 from benchmarks.harness.service_process import fetch, free_port

@@ -1,9 +1,26 @@
-"""A Prometheus histogram that buffers observations, because writing single ones costs ten times as much."""
+"""Buffers in front of Prometheus metrics, because single increments and observations cost ten times as much."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from prometheus_client import Histogram
+from prometheus_client import Counter, Histogram
+
+
+class BufferedCounter:
+    """Counts in memory, and adds the count to the counter when it is flushed.
+
+    count  the increments since the last flush; its owner increments it
+    """
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self.count = 0
+
+    def flush(self) -> None:
+        """Add the count to the counter."""
+        if self.count:
+            self._counter.inc(self.count)
+            self.count = 0
 
 
 class BufferedHistogram:
