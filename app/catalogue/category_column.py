@@ -94,7 +94,12 @@ class CategoryColumn(SetColumn):
         items = self._with_few(of_model) if len(of_model) <= FEW_LABELS else self._with_many(of_model)
         if not self._replaced.changes:
             return items
-        return self._with_replaced(items, np.flatnonzero(np.isin(self._numbering(), labels)))
+        own = np.flatnonzero(np.isin(self._numbering(), labels))
+        is_replaced = self._replaced.known.copy()
+        items &= ~is_replaced
+        if len(own):
+            items |= self._replaced.by_label().rows_with_labels(own) & is_replaced
+        return items
 
     def _with_few(self, of_model: NDArray[np.int64]) -> Bitmap:
         items = bitmap.empty(len(self._of_model))
@@ -156,16 +161,6 @@ class CategoryColumn(SetColumn):
         sizes[places] = np.diff(replaced.ends)
         labels = np.concatenate([of_model.labels, self._numbering()[replaced.labels]])
         return ItemLabels.gathered(labels, begins, sizes)
-
-    def _with_replaced(self, of_model: Bitmap, labels: Sequence[int] | NDArray[np.int64]) -> Bitmap:
-        """Return the items in `of_model` without replaced categories, and replaced ones that have one of the labels."""
-        if not self._replaced.changes:
-            return of_model
-        is_replaced = self._replaced.known.copy()
-        items = of_model & ~is_replaced
-        if len(labels):
-            items |= self._replaced.by_label().rows_with_labels(np.array(labels, np.int64)) & is_replaced
-        return items
 
     def _numbering(self) -> NDArray[np.int64]:
         """Return this column's number of each label in `replaced`."""

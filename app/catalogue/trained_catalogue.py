@@ -202,10 +202,6 @@ class TrainedCatalogue:
         """Return the items that have each of these distinct categories, of which there is at least one; also shared."""
         return self._categories.rows_with_all_names(categories)
 
-    def in_category(self, category: str) -> Bitmap:
-        """Return the items of the category, none for an unknown one. The bitmap is shared: do not change it."""
-        return self._categories.rows_with(category)
-
     @property
     def categories(self) -> LabelledItems:
         """The items by their categories, with numbers of categories that do not change meanwhile."""
@@ -216,7 +212,7 @@ class TrainedCatalogue:
         nonzero = {category: gain for category, gain in gains.items() if gain}
         if not nonzero:
             return None
-        sets = [self.in_category(category) for category in nonzero]
+        sets = [self._categories.rows_with(category) for category in nonzero]
         return Boosts.of_sets(sets, [*nonzero.values()], len(self))
 
     def scored_items(self, rows: NDArray[np.integer], scores: Iterable[float]) -> list[ScoredItem]:

@@ -69,10 +69,6 @@ class Texts:
         """Return the number of a text; None if it is unknown."""
         return self._table.get(text)
 
-    def add(self, text: str) -> int:
-        """Return the number of a text, adding it if it is unknown."""
-        return int(self._table.add_all([text])[0])
-
     def add_all(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of the texts, adding unknown ones."""
         return self._table.add_all(texts)

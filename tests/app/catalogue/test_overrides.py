@@ -73,7 +73,7 @@ def assert_shows(found: LiveCatalogue, ids: list[str], newest: Mapping[str, Item
         assert item["categories"] == (of_model if set_categories is None else [*set_categories])
     for label in ("pots", "cups", "new", "never"):
         expected = [label in (found.item(name)["categories"] if found.item(name) else ()) for name in ids]  # type: ignore[index]
-        assert mask(found, found.in_category(label)) == expected
+        assert mask(found, found.in_categories([label])) == expected
         assert mask(found, selected(found, f'"{label}" in item.categories')) == expected
     of_items = [set(item["categories"]) if (item := found.item(name)) else set[str]() for name in ids]
     for labels in (["pots", "never"], ["new", "cups"], ["x", "y"], ["pots", "lids", "new"]):
