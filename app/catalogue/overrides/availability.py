@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from app.catalogue.expressions.columns import NumberColumn
 from app.catalogue.overrides.item_values import ItemValues
+from app.catalogue.trained_catalogue import Rows
 from model.inference import bitmap
 from storage.records import ItemEntry
 
 FROM, UNTIL = "available_from", "available_until"
 
 LIMITS = np.iinfo(np.int64)
-
-Rows = NDArray[np.int64]
 
 
 class Availability:

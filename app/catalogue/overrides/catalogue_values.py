@@ -8,7 +8,8 @@ from threading import Lock
 import numpy as np
 
 from app.catalogue.expressions.texts import Texts
-from app.catalogue.overrides.item_values import ItemValues, Rows
+from app.catalogue.overrides.item_values import ItemValues
+from app.catalogue.trained_catalogue import Rows
 from model.artifact.string_table import StringIndex, StringTable
 from storage.records import NO_PROPERTIES, HeldProperties, ItemEntry
 

@@ -6,17 +6,15 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.catalogue.expressions.columns import BooleanColumn, TextColumn
 from app.catalogue.expressions.set_columns import TextSetColumn
 from app.catalogue.item_properties import ItemProperties
+from app.catalogue.trained_catalogue import Rows
 from storage.records import ItemEntry
 
 RECENT_PAGES = 16
 ROOM_SHARE = 16  # one spare row is reserved for this many rows
-
-Rows = NDArray[np.int64]
 
 
 class ItemValues:
