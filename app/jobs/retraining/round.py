@@ -19,7 +19,7 @@ import asyncio
 import json
 import shutil
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -61,21 +61,8 @@ from storage.folders.local_folder import LocalFolder
 from storage.records import KnownGeneration
 
 MIN_HELD_OUT_EVENTS = 100
-
-OUTCOME_NOTES = (
-    "served",
-    "events",
-    "questions",
-    "ndcg_at_10",
-    "served_ndcg_at_10",
-    "difference_interval_95",
-    "valued_events",
-    "value_hr_at_10",
-    "served_value_hr_at_10",
-    "value_difference_interval_95",
-    "decided_by",
-    "is_warm",
-)
+OUTCOME_NOTES = {field.name for field in fields(RoundOutcome)} - {"outcome", "reason", "at", "name"}
+"""The notes of a round that its outcome repeats."""
 
 
 class RetrainingRound:
