@@ -7,8 +7,9 @@ from typing import Any
 
 from app.jobs.retraining.gate import Criterion
 from model.artifact.model_directory import Artifact
-from model.config import FULL_EVERY, Config, DataCard, preset, warm_training
+from model.config import FULL_EVERY, Config, DataCard, TrainConfig, preset, warm_training
 from model.lisa.item_followers import Lift
+from model.training.warm_start import WarmStart, WarmStartError
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,22 @@ class RetrainingPlan:
         card = DataCard(train_on="all", users_sample=self.users_sample)
         kept = {} if served is None else served.config.model_dump(include={"event_weights", "unseen_types"})
         return Config(model=shape, training=training, data=card, **kept)
+
+    def model_to_continue(self, served: Artifact | None, last: dict[str, Any] | None) -> Artifact | None:
+        """Return the active model if the round continues from it, or None if it trains from scratch.
+
+        Every `full_every`-th model is trained from scratch, because item codes fit the behaviour at the time of their
+        assignment. So is a model after a rejected warm one, and one with another preset.
+
+        last  the outcome of the last round
+        """
+        if not self.warm or served is None or not isinstance(served.config.training, TrainConfig):
+            return None
+        is_full = served.config.training.warm_count + 1 >= self.full_every
+        if is_full or (last is not None and last["outcome"] == "refused"):
+            return None
+        try:
+            WarmStart(served).continued(self.config(served))
+        except WarmStartError:
+            return None
+        return served

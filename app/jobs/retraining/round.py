@@ -37,7 +37,6 @@ from app.jobs.retraining.plan import RetrainingPlan
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line
 from app.jobs.retraining.round_data import RoundData
 from app.jobs.retraining.shop_items import items_of_store
-from app.jobs.retraining.warm import model_to_continue
 from app.serving import empty_model
 from app.serving.model_locations import models_of
 from app.serving.store_factory import opened_tenant
@@ -102,8 +101,7 @@ class RetrainingRound:
             if waiting is not None:
                 return self._finish(waiting)
         last = TrainerReport.read(self._models.folder).last
-        config, full_every = self._plan.config(served), self._plan.full_every if self._plan.warm else 1
-        start = model_to_continue(config, served, full_every, last)
+        start = self._plan.model_to_continue(served, last)
         past, holdout = self._data.split(self._trained_at_ms(served))
         validation, test = holdout.halves()
         trained, start = self._train_past(served, start)

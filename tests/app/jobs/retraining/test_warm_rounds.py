@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from app.jobs import generations
-from app.jobs.retraining.warm import model_to_continue
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.config import EVENT_WEIGHTS, Config, ModelConfig
-from tests.app.jobs.retraining.shops import PLAN, WARM_PLAN, Shop
+from model.config import EVENT_WEIGHTS
+from tests.app.jobs.retraining.shops import WARM_PLAN, Shop
 
 
 def test_one_model_in_some_is_trained_afresh(shop: Shop) -> None:
@@ -18,21 +18,20 @@ def test_one_model_in_some_is_trained_afresh(shop: Shop) -> None:
     shop.collect(200)
     name = shop.retrain().name
     assert name is not None
-    served, config = model_directory.load(shop.models / name), PLAN.config(None)
+    served = model_directory.load(shop.models / name)
 
-    def continues(
-        model: Artifact | None, full_every: int = 7, outcome: str = "activated", config: Config = config
-    ) -> bool:
-        return model_to_continue(config, model, full_every, {"outcome": outcome}) is not None
+    def continues(model: Artifact | None, outcome: str = "activated", **options: Any) -> bool:
+        return replace(WARM_PLAN, **options).model_to_continue(model, {"outcome": outcome}) is not None
 
     assert continues(served)
     assert not continues(None)
+    assert not continues(served, warm=False)
     assert not continues(served, outcome="refused")
-    assert not continues(served, config=config.model_copy(update={"model": ModelConfig()}))
-    assert [continues(served, full_every) for full_every in (1, 2)] == [False, True]
+    assert not continues(served, preset="lisa-mini")
+    assert [continues(served, full_every=full_every) for full_every in (1, 2)] == [False, True]
     of_two = served.config.training.model_copy(update={"warm_count": 2})
     after_two = replace(served, config=served.config.model_copy(update={"training": of_two}))
-    assert [continues(after_two, full_every) for full_every in (2, 3, 4)] == [False, False, True]
+    assert [continues(after_two, full_every=full_every) for full_every in (2, 3, 4)] == [False, False, True]
 
 
 def test_a_round_about_other_items_trains_afresh(shop: Shop) -> None:
