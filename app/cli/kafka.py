@@ -125,17 +125,16 @@ def consume(
     Offsets are committed after the service has acknowledged the events. If the service is down, the command waits.
     """
     _require_client()
-    from app.jobs.kafka.consumer import ConsumerPlan
+    from app.jobs.kafka.consumer import ConsumerPlan, run_consumer
     from app.jobs.kafka.metrics import ConsumerMetrics
-    from app.jobs.kafka.running import ServiceAccess, run_consumer
     from app.jobs.replay import ServiceAddress
 
     metrics = ConsumerMetrics()
     config = client.begin(source.brokers, metrics)
     plan = ConsumerPlan(source.topic, group, batches.batch_size, batches.linger)
-    access = ServiceAccess(ServiceAddress.of(service.url), read_key(service.key_file))
-    say(f"sending {', '.join(source.topic)} from {source.brokers} to {access.address.url}")
-    run_consumer(config, plan, records.decoder(), access, records.dead_letters, metrics)
+    address = ServiceAddress.of(service.url, read_key(service.key_file))
+    say(f"sending {', '.join(source.topic)} from {source.brokers} to {address.url}")
+    run_consumer(config, plan, records.decoder(), address, records.dead_letters, metrics)
 
 
 def publish(

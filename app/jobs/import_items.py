@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import polars as pl
 
-from app.jobs.replay import RETRY_FOR_S, TIMEOUT_S, Retries, ServiceAddress, counted
+from app.jobs.replay import RETRY_FOR_S, Retries, ServiceAddress, counted
 from app.schemas.properties import NAME_RULE, is_property_name, similar_property_name
 from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts, with_rfc3339_times
 from model.data.exports.mapping import TableMapping
@@ -46,10 +46,9 @@ logger = logging.getLogger(__name__)
 
 def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
     """Return the types of the service's properties; none if the key may not read them, or no lisarec answers."""
-    service = ServiceAddress.of(url)
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    service = ServiceAddress.of(url, key)
     try:
-        with httpx.Client(**service.of_client(), timeout=TIMEOUT_S, headers=headers) as client:
+        with httpx.Client(**service.of_client()) as client:
             answer = client.get("/v1/admin/properties")
         return dict(answer.json()["items"]) if answer.status_code == httpx.codes.OK else {}
     except (httpx.TransportError, ValueError, TypeError, KeyError):
@@ -255,10 +254,9 @@ def send(
     raises       ReplayError  when the service refuses an item, or is unreachable for longer. Earlier items are set;
                               sending all of them again does not change them
     """
-    service = ServiceAddress.of(url)
+    service = ServiceAddress.of(url, key)
     unknown, warned = 0, set[str]()
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    with httpx.Client(**service.of_client(), timeout=TIMEOUT_S, headers=headers) as client:
+    with httpx.Client(**service.of_client()) as client:
         for begin, batch in _batches(items):
             unknown += _send(client, batch, begin, Retries(service.url, retry_for_s, warned))
             on_sent(len(batch))

@@ -148,12 +148,11 @@ async def replay(
     retry_for_s  how long the service may be unreachable or busy; until then the same events are sent again
     raises      ReplayError when the service refuses events, or is unreachable for longer
     """
-    service = ServiceAddress.of(url)
+    service = ServiceAddress.of(url, key)
     counts = ReplayCounts()
     waiting = iter(histories)
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
     warned: set[str] = set()
-    async with httpx.AsyncClient(**service.of_client(), timeout=TIMEOUT_S, headers=headers) as client:
+    async with httpx.AsyncClient(**service.of_client()) as client:
         await _require_service(client)
 
         async def send_users() -> None:
@@ -178,7 +177,7 @@ def wait_for_service(url: str, say: Callable[[str], None]) -> None:
     """
     service = ServiceAddress.of(url)
     give_up_s, pause_s = time.monotonic() + START_FOR_S, FIRST_PAUSE_S
-    with httpx.Client(**service.of_client(), timeout=TIMEOUT_S) as client:
+    with httpx.Client(**service.of_client()) as client:
         while True:
             try:
                 client.get("/healthz")
@@ -230,7 +229,7 @@ class Retries:
         raises   ReplayError  when the service refuses the request, or has been unreachable or busy for too long
         """
         if isinstance(failure, httpx.Response):
-            hint = HINTS.get(_code(failure), "")
+            hint = HINTS.get(error_code(failure), "")
             problem = f"{self._url} answers {failure.status_code}: {error_message(failure, name_of)}{hint}"
             if failure.status_code not in RETRIED_STATUSES:
                 raise ReplayError(problem)
@@ -317,7 +316,7 @@ def _problem(detail: Mapping[str, Any], name_of: Callable[[int], str] | None) ->
     return whose + " ".join(filter(None, (detail.get("field"), detail["reason"])))
 
 
-def _code(answer: httpx.Response) -> str:
+def error_code(answer: httpx.Response) -> str:
     """Return the code of the service's error response, or an empty text."""
     try:
         return str(answer.json()["error"]["code"])
@@ -326,13 +325,19 @@ def _code(answer: httpx.Response) -> str:
 
 
 class ServiceAddress(NamedTuple):
-    """The URL of a service without user and password, so that it may be printed, and these for basic authentication."""
+    """The URL of a service, and the credentials for it.
+
+    url   without user and password, so that it may be printed
+    auth  user and password for basic authentication
+    key   the API key
+    """
 
     url: str
     auth: tuple[str, str] | None
+    key: str | None = None
 
     @classmethod
-    def of(cls, url: str) -> ServiceAddress:
+    def of(cls, url: str, key: str | None = None) -> ServiceAddress:
         """Parse the URL that an operator gives.
 
         raises  ReplayError  when it is not an HTTP address, or not certain where a password ends
@@ -346,11 +351,12 @@ class ServiceAddress(NamedTuple):
         _require_no_credentials(bare)
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ReplayError(f"{bare!r} is not an HTTP URL; use one such as http://127.0.0.1:8000")
-        return cls(bare, (parsed.username, parsed.password) if parsed.userinfo else None)
+        return cls(bare, (parsed.username, parsed.password) if parsed.userinfo else None, key)
 
     def of_client(self) -> dict[str, Any]:
         """Return the arguments of an HTTP client, whose URLs and messages then contain no password either."""
-        return {"base_url": self.url, "auth": self.auth}
+        headers = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
+        return {"base_url": self.url, "auth": self.auth, "headers": headers, "timeout": TIMEOUT_S}
 
 
 def _require_no_credentials(url: str) -> None:

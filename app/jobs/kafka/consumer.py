@@ -14,16 +14,19 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from app.jobs.kafka.clients import until_signalled
 from app.jobs.kafka.dead_letters import DeadLetter, DeadLetters
 from app.jobs.kafka.failures import KafkaFailure, Stopped
 from app.jobs.kafka.metrics import ConsumerMetrics
 from app.jobs.kafka.records import Decode, PoisonRecord, event_of
 from app.jobs.kafka.service import EventService
+from app.jobs.replay import ServiceAddress
 
 PAUSE_AFTER_S = 1.0  # a batch that takes longer pauses the partitions
 POLL_S = 0.2
@@ -161,14 +164,14 @@ class EventConsumer:
             return
         done = self._settling.done
         if not _ends(done, PAUSE_AFTER_S):
-            self._metrics.pause(True)
+            self._metrics.paused.set(1)
             while not done.done():
                 self._consumer.pause(self._consumer.assignment())  # there may be new ones
                 message = self._consumer.poll(POLL_S)
                 if message is not None and self._is_record(message):
                     self._early.append(message)
             self._consumer.resume(self._consumer.assignment())
-            self._metrics.pause(False)
+            self._metrics.paused.set(0)
         self._store()
 
     def _store(self) -> None:
@@ -224,3 +227,21 @@ def settle_with(service: EventService, dead_letters: DeadLetters, metrics: Consu
         metrics.count("dead_letter", len(letters))
 
     return settle
+
+
+def run_consumer(
+    config: Mapping[str, Any],
+    plan: ConsumerPlan,
+    decode: Decode,
+    address: ServiceAddress,
+    dead_letter_topic: str,
+    metrics: ConsumerMetrics,
+) -> None:
+    """Consume until SIGTERM or SIGINT; then commit the processed batches.
+
+    raises  KafkaFailure  when the brokers or the service reject its requests
+            ReplayError   when a server other than lisarec answers
+    """
+    with until_signalled() as stopping, closing(EventService(address, stopping, metrics)) as service:
+        letters = DeadLetters(config, dead_letter_topic, stopping)
+        EventConsumer(config, plan, decode, settle_with(service, letters, metrics), metrics).run(stopping)

@@ -23,7 +23,7 @@ class ConsumerMetrics(JobMetrics):
         self._records = instruments.counter(
             "lisarec_consume_records", "Processed records by outcome: accepted, duplicate or dead_letter", ["outcome"]
         )
-        self._failures = instruments.counter(
+        self.failures = instruments.counter(
             "lisarec_consume_failures", "Failed requests to the service that are retried"
         )
         self._rebalances = instruments.counter(
@@ -34,7 +34,7 @@ class ConsumerMetrics(JobMetrics):
             "Unprocessed records of a partition of this consumer, updated every two seconds",
             ["topic", "partition"],
         )
-        self._paused = instruments.gauge(
+        self.paused = instruments.gauge(
             "lisarec_consume_paused", "1 while a batch has been waiting for the service for more than a second"
         )
         self.batch_seconds = instruments.histogram(
@@ -49,17 +49,9 @@ class ConsumerMetrics(JobMetrics):
         """Count settled records."""
         self._records.labels(outcome).inc(records)
 
-    def count_failure(self) -> None:
-        """Count a request that is retried."""
-        self._failures.inc()
-
     def rebalanced(self, change: Rebalance, partitions: int) -> None:
         """Count partitions that came or went."""
         self._rebalances.labels(change).inc(partitions)
-
-    def pause(self, is_paused: bool) -> None:
-        """Record whether partitions are paused."""
-        self._paused.set(is_paused)
 
     def read_lag(self, statistics: Any) -> None:
         """Read the lags from librdkafka's statistics: of the stored offset, else the committed one, else the first."""

@@ -5,13 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import httpx
 
 from app.jobs.kafka.failures import KafkaFailure, Stopped
 from app.jobs.kafka.metrics import ConsumerMetrics
-from app.jobs.replay import FIRST_PAUSE_S, MAX_PAUSE_S, TIMEOUT_S, ServiceAddress, error_message, retry_after_s
+from app.jobs.replay import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    ServiceAddress,
+    counted,
+    error_code,
+    error_message,
+    retry_after_s,
+)
 
 MAX_RETRY_AFTER_S = 60.0
 WAITED_OUT = frozenset({408, 429})  # and all of 5xx
@@ -26,11 +33,9 @@ logger = logging.getLogger(__name__)
 class EventService:
     """Posts events to a service, one request at a time."""
 
-    def __init__(
-        self, service: ServiceAddress, key: str | None, stopping: threading.Event, metrics: ConsumerMetrics
-    ) -> None:
-        headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
-        self._client = httpx.Client(**service.of_client(), timeout=TIMEOUT_S, headers=headers)
+    def __init__(self, service: ServiceAddress, stopping: threading.Event, metrics: ConsumerMetrics) -> None:
+        self._client = httpx.Client(**service.of_client())
+        self._client.headers["content-type"] = "application/json"
         self._stopping = stopping
         self._metrics = metrics
 
@@ -45,6 +50,7 @@ class EventService:
 
         raises  Stopped       when the command ends first
                 KafkaFailure  when the service rejects the requests themselves
+                ReplayError   when a server other than lisarec answers
         """
         refused: dict[int, str] = {}
         parts = [list(range(len(events)))]
@@ -79,7 +85,7 @@ class EventService:
                     return answer
                 problem = f"answers {answer.status_code}: {error_message(answer)}"
                 at_least_s = retry_after_s(answer, MAX_RETRY_AFTER_S)
-            self._metrics.count_failure()
+            self._metrics.failures.inc()
             logger.warning("retrying: %s %s", self._client.base_url, problem)
             if self._stopping.wait(max(pause_s, at_least_s)):
                 raise Stopped
@@ -87,27 +93,14 @@ class EventService:
 
     def _refused(self, answer: httpx.Response) -> dict[int, str]:
         """Return the reasons for the events that the answer names, by position; none if it names no events."""
-        error = _json(answer).get("error")
-        if not isinstance(error, dict) or error.get("code") not in REFUSALS:
+        if error_code(answer) not in REFUSALS:
             raise KafkaFailure(f"{self._client.base_url} answers {answer.status_code}: {error_message(answer)}")
-        details = [detail for detail in error.get("details", []) if detail.get("index") is not None]
+        details = [detail for detail in answer.json()["error"].get("details", []) if detail.get("index") is not None]
         return {detail["index"]: f"{detail['field'] or 'event'}: {detail['reason']}" for detail in reversed(details)}
 
     def _count(self, answer: httpx.Response) -> None:
-        counts = _json(answer)
-        try:
-            accepted, duplicates, refused = (counts[name] for name in ("accepted", "duplicates", "refused"))
-        except LookupError:
-            raise KafkaFailure(f"the server at {answer.url} is not lisarec; check the URL") from None
+        accepted, duplicates, refused = counted(answer, "accepted", "duplicates", "refused")
         if refused:
             raise KafkaFailure("a key with --origin drops events on unknown items; use a key without --origin")
         self._metrics.count("accepted", accepted)
         self._metrics.count("duplicate", duplicates)
-
-
-def _json(answer: httpx.Response) -> dict[str, Any]:
-    try:
-        body = answer.json()
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}

@@ -37,7 +37,7 @@ def test_a_file_without_exactly_one_key_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for sender in ("app.jobs.replay.wait_for_service", "app.jobs.kafka.running.run_consumer"):
+    for sender in ("app.jobs.replay.wait_for_service", "app.jobs.kafka.consumer.run_consumer"):
         monkeypatch.setattr(sender, never)
     monkeypatch.setattr("clients.lisarec_client.mcp_server.serve", never)
     table, items, key = (tmp_path / name for name in ("events.tsv", "items.tsv", "import_key"))
