@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 import httpx
 
+from . import calls
 from .arguments import items_at, require_address, require_event, require_id, require_key, require_positive
-from .calls import Calls
 from .fallback import Fallback
 from .ids import new_event_id, user_path
 from .outbox import QUEUE_SIZE, Outbox, start_in_children
@@ -51,7 +51,6 @@ class AsyncClient:
 
     def _start(self) -> None:
         self._http = httpx.AsyncClient(**self._service, timeout=None)  # noqa: S113  # asyncio.timeout ends it
-        self._calls = Calls(self._http)
 
     def event(
         self,
@@ -196,14 +195,14 @@ class AsyncClient:
 
         raises  LisarecError  if the service isn't ready, isn't lisarec, or rejects the key
         """
-        await self._calls.check()
+        await calls.check(self._http)
 
     async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """Call any other endpoint, such as `call("GET", "/v1/stats")`, with retries.
 
         raises  LisarecError  if the service rejects the request, or can't be reached in time
         """
-        return await self._calls.call(method, path, body)
+        return await calls.call(self._http, method, path, body)
 
     async def search(self, query: str, user_id: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
         """Return the items whose titles or ids match the query: best match first, or ranked for the user if given."""

@@ -17,60 +17,57 @@ from .responses import (
     unreachable_error,
 )
 
+TIMED_OUT = f"the service did not answer within {RETRY_FOR_S:g} s"
 
-class Calls:
-    """Calls to one service."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
+async def call(http: httpx.AsyncClient, method: str, path: str, body: Any) -> dict[str, Any]:
+    """Return the JSON object of the response.
 
-    async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Return the JSON object of the response.
-
-        raises  LisarecError  if the service rejects the request, if something else answers, or after the deadline
-        """
-        give_up_at_s = time.monotonic() + RETRY_FOR_S
-        for pause_s in pauses_s():
-            failure = LisarecError(0, "unreachable", f"the service did not answer within {RETRY_FOR_S:g} s")
-            try:
-                async with asyncio.timeout(give_up_at_s - time.monotonic()):
-                    return parse_response(await self._http.request(method, path, json=body))
-            except httpx.HTTPError as exc:
-                failure = unreachable_error(exc)
-                if is_unknown_host(exc):
-                    raise failure from exc
-            except LisarecError as exc:
-                failure = exc
-            except TimeoutError:
-                raise failure from None
-            wait_s = pause_s if failure.retry_after_s is None else failure.retry_after_s
-            if failure.status not in RETRIED_STATUSES or time.monotonic() + wait_s >= give_up_at_s:
-                raise failure
-            await asyncio.sleep(wait_s)
-        raise AssertionError("there is always another pause")
-
-    async def check(self) -> None:
-        """Check once, without retries, that the service is ready and accepts the key.
-
-        raises  LisarecError  if it doesn't
-        """
+    raises  LisarecError  if the service rejects the request, if something else answers, or after the deadline
+    """
+    give_up_at_s = time.monotonic() + RETRY_FOR_S
+    for pause_s in pauses_s():
         try:
-            async with asyncio.timeout(RETRY_FOR_S):
-                ready = await self._http.get("/readyz")
-                if parse_response(ready).get("status") != "ready":
-                    raise not_lisarec_error(ready)
-                await self._check_key()
+            async with asyncio.timeout(give_up_at_s - time.monotonic()):
+                return parse_response(await http.request(method, path, json=body))
         except httpx.HTTPError as exc:
-            raise unreachable_error(exc) from exc
-        except TimeoutError:
-            raise LisarecError(0, "unreachable", f"the service did not answer within {RETRY_FOR_S:g} s") from None
-
-    async def _check_key(self) -> None:
-        try:
-            parse_response(await self._http.get("/v1/model"))
+            failure = unreachable_error(exc)
+            if is_unknown_host(exc):
+                raise failure from exc
         except LisarecError as exc:
-            if exc.code != "forbidden":  # the key is valid, but has another scope
-                raise
+            failure = exc
+        except TimeoutError:
+            raise LisarecError(0, "unreachable", TIMED_OUT) from None
+        wait_s = pause_s if failure.retry_after_s is None else failure.retry_after_s
+        if failure.status not in RETRIED_STATUSES or time.monotonic() + wait_s >= give_up_at_s:
+            raise failure
+        await asyncio.sleep(wait_s)
+    raise AssertionError("there is always another pause")
+
+
+async def check(http: httpx.AsyncClient) -> None:
+    """Check once, without retries, that the service is ready and accepts the key.
+
+    raises  LisarecError  if it doesn't
+    """
+    try:
+        async with asyncio.timeout(RETRY_FOR_S):
+            ready = await http.get("/readyz")
+            if parse_response(ready).get("status") != "ready":
+                raise not_lisarec_error(ready)
+            await _check_key(http)
+    except httpx.HTTPError as exc:
+        raise unreachable_error(exc) from exc
+    except TimeoutError:
+        raise LisarecError(0, "unreachable", TIMED_OUT) from None
+
+
+async def _check_key(http: httpx.AsyncClient) -> None:
+    try:
+        parse_response(await http.get("/v1/model"))
+    except LisarecError as exc:
+        if exc.code != "forbidden":  # the key is valid, but has another scope
+            raise
 
 
 def is_unknown_host(exc: BaseException) -> bool:
