@@ -26,6 +26,14 @@ PORTABLE = "/v1/portable/events"
 OPTIONAL = ("cursor", "because", "short", "debug", "generation", "scenario", "experiment")  # fields of lists
 
 
+def new_event(required: Mapping[str, Any], **optional: Any) -> dict[str, Any]:
+    """Return an event with an id, and with the optional fields that are not None; raise ValueError if it is invalid."""
+    given = {name: field for name, field in optional.items() if field is not None}
+    event = {"event_id": new_event_id(), **required, **given}
+    require_event(event)
+    return event
+
+
 class AsyncClient:
     """The client for asyncio. Create one per process, and use it in one event loop. See the package's docstring.
 
@@ -70,16 +78,14 @@ class AsyncClient:
         event_id     default: a new UUIDv7
         raises       ValueError if an argument is invalid, such as an empty id
         """
-        event: dict[str, Any] = {"event_id": event_id or new_event_id(), "user_id": user_id, "item_id": item_id}
-        event["type"] = type
-        if timestamp_s is not None:
-            event["timestamp"] = timestamp_s
-        if recommendation_id is not None:
-            event["recommendation_id"] = recommendation_id
-        if value is not None:
-            event["value"] = value
-        require_event(event)
-        return str(event["event_id"]) if self.outbox.put(event) else None
+        event = new_event(
+            {"user_id": user_id, "item_id": item_id, "type": type},
+            event_id=event_id or None,
+            timestamp=timestamp_s,
+            recommendation_id=recommendation_id,
+            value=value,
+        )
+        return self._queue(event)
 
     def order(
         self,
@@ -94,17 +100,13 @@ class AsyncClient:
         items   the ids of the items, or a mapping from each id to the price paid
         raises  ValueError if an argument is invalid; then nothing is queued
         """
-        of_all: dict[str, Any] = {"user_id": user_id, "type": "purchase", "order_id": order_id}
-        if recommendation_id is not None:
-            of_all["recommendation_id"] = recommendation_id
-        events: list[dict[str, Any]] = [
-            {"event_id": new_event_id(), "item_id": item_id, **of_all}
-            | ({"value": items[item_id]} if isinstance(items, Mapping) else {})
+        order = {"user_id": user_id, "type": "purchase", "order_id": order_id}
+        prices = {item_id: {"value": price} for item_id, price in items.items()} if isinstance(items, Mapping) else {}
+        events = [
+            new_event({**order, "item_id": item_id, **prices.get(item_id, {})}, recommendation_id=recommendation_id)
             for item_id in items
         ]
-        for event in events:
-            require_event(event)
-        return [str(event["event_id"]) if self.outbox.put(event) else None for event in events]
+        return [self._queue(event) for event in events]
 
     def impression(
         self,
@@ -128,11 +130,8 @@ class AsyncClient:
         items = list(shown)
         if places is not None:
             items = items_at(items, places)
-        event: dict[str, Any] = {"event_id": new_event_id(), "user_id": user_id, "items": items, "type": "impression"}
-        if recommendation_id is not None:
-            event["recommendation_id"] = recommendation_id
-        require_event(event)
-        return str(event["event_id"]) if self.outbox.put(event) else None
+        event = {"user_id": user_id, "items": items, "type": "impression"}
+        return self._queue(new_event(event, recommendation_id=recommendation_id))
 
     async def recommendations(
         self,
@@ -271,6 +270,9 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _queue(self, event: dict[str, Any]) -> str | None:
+        return str(event["event_id"]) if self.outbox.put(event) else None
 
     async def _send_queue(self) -> None:
         if not await asyncio.to_thread(self.outbox.drain, RETRY_FOR_S):

@@ -9,9 +9,8 @@ from functools import wraps
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from .arguments import require_event, require_id
-from .async_client import AsyncClient
-from .ids import new_event_id
+from .arguments import require_id
+from .async_client import AsyncClient, new_event
 from .responses import LisarecError
 
 INSTRUCTIONS = (
@@ -69,11 +68,7 @@ class Tools:
         value: float | None = None,
     ) -> dict[str, Any]:
         """Log an event of a user, such as a click on an item or its purchase. It changes the user's recommendations."""
-        event: dict[str, Any] = {"user_id": user_id, "item_id": item_id, "type": type}
-        if value is not None:
-            event["value"] = value
-        require_event(event)
-        event["event_id"] = new_event_id()
+        event = new_event({"user_id": user_id, "item_id": item_id, "type": type}, value=value)
         return {"event_id": event["event_id"], **await self._client.call("POST", "/v1/events", event)}
 
     async def _list(self, user_id: str | None, history: list[str] | None, wishes: dict[str, Any]) -> dict[str, Any]:
