@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +22,7 @@ from app.cli.options import (
     MappingOptions,
     UrlOption,
     bad_values,
+    moment,
     read_key,
     service_settings,
 )
@@ -131,17 +132,6 @@ def _replay_summary(counts: ReplayCounts) -> str:
     )
 
 
-def _time(text: str) -> int:
-    """Return microseconds since the epoch."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a valid time; use a format such as 2026-11-01 or 2026-11-01T08:00:00+01:00"
-        ) from None
-    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1e6)
-
-
 @dataclass(frozen=True)
 class WishOptions:
     """Options that describe the lists."""
@@ -178,7 +168,8 @@ def recommend(
     *,
     users: Annotated[str, typer.Option(help="'all', or a file with one user id per line.", metavar="all|FILE")] = "all",
     since: Annotated[
-        int | None, typer.Option(parser=_time, help="Include only users with an event since this time.", metavar="TIME")
+        datetime | None,
+        typer.Option(parser=moment, help="Include only users with an event since this time.", metavar="TIME"),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model to use if no model is active.", metavar="DIR|URL")] = None,
     models_dir: Annotated[
@@ -196,7 +187,7 @@ def recommend(
 
     settings = service_settings({**vars(log), "model_dir": model, "models_dir": models_dir})
     user_ids = None if users == "all" else frozenset(Path(users).read_text(encoding="utf-8").split("\n")) - {""}
-    plan = ListPlan(wishes.wishes(), since or 0, user_ids)
+    plan = ListPlan(wishes.wishes(), 0 if since is None else int(since.timestamp() * 1e6), user_ids)
     os.nice(10)  # requests have priority
     with counted("users", console) as on_progress:
         counts = asyncio.run(write_lists(settings, plan, out, on_progress))

@@ -24,6 +24,7 @@ from app.cli.options import (
     file_to_write,
     known_preset_or_mechanism,
     model_output,
+    moment,
 )
 from app.jobs.reports.job_progress import announced
 from model.config import (
@@ -53,24 +54,13 @@ if TYPE_CHECKING:
     from model.mechanisms.train import TrainedMechanism
 
 
-def _moment(text: str) -> datetime:
-    """Return a date or time, in UTC by default. Raise BadParameter if the text is neither."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a valid date or time; use a format such as 2026-05-31 or 2026-05-31T06:00Z"
-        ) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-
-
 @dataclass(frozen=True)
 class LessWorkOptions:
     """Options that limit the training data."""
 
     since: Annotated[
         datetime | None,
-        typer.Option(parser=_moment, help="Ignore training events before this date or time.", metavar="DATE"),
+        typer.Option(parser=moment, help="Ignore training events before this date or time.", metavar="DATE"),
     ] = None
     users_sample: UsersSampleOption = 1.0
     events_per_user: EventsPerUserOption = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -121,6 +122,17 @@ def read_key(file: Path | None) -> str | None:
     if API_KEY.fullmatch(key) is None:
         raise ValueError(f"'{file}' must contain one API key and nothing else; create a key with 'lisarec keys add'")
     return key
+
+
+def moment(text: str) -> datetime:
+    """Return a date or time, in UTC by default. Raise BadParameter if the text is neither."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a valid date or time; use a format such as 2026-05-31 or 2026-05-31T06:00Z"
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 ThreadsOption = Annotated[

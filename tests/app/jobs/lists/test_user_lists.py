@@ -307,7 +307,7 @@ def test_the_command(shop: Client, tmp_path: Path, capsys: pytest.CaptureFixture
     for wrong, problem in (
         (["--params", "{"], "not valid JSON"),
         (["--k", "100000"], "k: "),
-        (["--since", "soon"], "not a valid time"),
+        (["--since", "soon"], "not a valid date or time"),
     ):
         assert run_command(*command, *wrong) == 2
         assert problem in capsys.readouterr().err
