@@ -185,7 +185,7 @@ def recommend(
     """
     from app.jobs.lists.user_lists import ListPlan, write_lists
 
-    settings = service_settings({**vars(log), "model_dir": model, "models_dir": models_dir})
+    settings = service_settings(**vars(log), model_dir=model, models_dir=models_dir)
     user_ids = None if users == "all" else frozenset(Path(users).read_text(encoding="utf-8").split("\n")) - {""}
     plan = ListPlan(wishes.wishes(), 0 if since is None else int(since.timestamp() * 1e6), user_ids)
     os.nice(10)  # requests have priority

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from app.settings import Settings, StoreSettings
     from model.data.exports.mapping import TableMapping
 
+SettingsT = TypeVar("SettingsT", bound="StoreSettings")
 Device = Literal["cpu", "cuda"]
 
 
@@ -319,28 +320,35 @@ def known_preset_or_mechanism(name: str) -> str:
     return name if name in MECHANISMS else known_preset(name)
 
 
-def service_settings(given: Mapping[str, object]) -> Settings:
+def service_settings(**given: object) -> Settings:
     """Return the settings of a service from the options that are not None. Raise BadParameter if they are invalid."""
-    from pydantic import ValidationError
-
     from app.settings import Settings
 
-    try:
-        return Settings(**_of_one_store(given))  # type: ignore[arg-type]
-    except ValidationError as exc:
-        raise bad_values(exc, _with_variable) from None
+    return _settings(Settings, given)
 
 
 def store_settings(**given: object) -> StoreSettings:
     """Return the settings of a store from the options that are not None. Raise BadParameter if they are invalid."""
-    from pydantic import ValidationError
-
     from app.settings import StoreSettings
 
+    return _settings(StoreSettings, given)
+
+
+def _settings(kind: type[SettingsT], given: Mapping[str, object]) -> SettingsT:
+    """Return the settings. A --data-dir overrides a Redis from the environment."""
+    from pydantic import ValidationError
+
+    from app.settings import problem_of_unknown_variables
+
+    if problem := problem_of_unknown_variables():
+        raise typer.BadParameter(problem)
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if "redis_url" in options and "data_dir" in options:
+        raise typer.BadParameter("pass one of --redis-url and --data-dir: users are stored in Redis or in SQLite")
     try:
-        return StoreSettings(**_of_one_store(given))  # type: ignore[arg-type]
+        return kind(**({"redis_url": None, **options} if "data_dir" in options else options))
     except ValidationError as exc:
-        raise bad_values(exc, _with_variable) from None
+        raise bad_values(exc, lambda setting: f"{setting} (LISAREC_{setting.upper()})") from None
 
 
 def model_output(out: str, resume: bool) -> ModelOutput:
@@ -356,23 +364,7 @@ def model_output(out: str, resume: bool) -> ModelOutput:
     return output
 
 
-def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
-    """Return the options that are not None. A --data-dir overrides a Redis from the environment."""
-    from app.settings import problem_of_unknown_variables
-
-    if problem := problem_of_unknown_variables():
-        raise typer.BadParameter(problem)
-    options = {name: value for name, value in given.items() if value is not None}
-    if "redis_url" in options and "data_dir" in options:
-        raise typer.BadParameter("pass one of --redis-url and --data-dir: users are stored in Redis or in SQLite")
-    return {"redis_url": None, **options} if "data_dir" in options else options
-
-
-def _with_variable(setting: object) -> str:
-    return f"{setting} (LISAREC_{str(setting).upper()})"
-
-
-def bad_values(exc: ValidationError, name_of: Callable[[object], str] = str) -> typer.BadParameter:
+def bad_values(exc: ValidationError, name_of: Callable[[Any], str] = str) -> typer.BadParameter:
     """Return the usage error for invalid values. An error about several fields names no single one.
 
     name_of  gives the name of a field

@@ -107,16 +107,15 @@ def serve(
     machine can reach the service. Until the first model is active, the service logs events and recommends
     popular items.
     """
-    given = {
+    settings = service_settings(
         **vars(log),
         **vars(processes),
         **access.settings(),
-        "model_dir": model,
-        "models_dir": models_dir,
-        "playground": playground,
-        "log_format": log_format,
-    }
-    settings = service_settings(given)
+        model_dir=model,
+        models_dir=models_dir,
+        playground=playground,
+        log_format=log_format,
+    )
     configure(settings.log_level, settings.log_format)
     loaded = "the active model, if any" if settings.model_dir is None else settings.model_dir
     logger.info("loading %s; the first start compiles code, which takes a minute or more", loaded)
