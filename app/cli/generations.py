@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from app.cli.options import (
     known_preset,
     place_of,
     size_in_bytes,
+    write_json,
 )
 from app.jobs.reports.job_progress import counted
 from model.config import FULL_EVERY
@@ -135,9 +135,7 @@ def compare(
     with counted("entries", console) as on_progress:
         outcomes = asyncio.run(read_outcomes(settings, name, on_progress))
     results = experiment_result.results_of(outcomes)
-    if json_file is not None:
-        numbers = experiment_result.to_json(outcomes, results)
-        json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    write_json(json_file, experiment_result.to_json(outcomes, results))
     print_table(experiment_result.result_table(outcomes, results))
     for line in (*experiment_result.verdicts_of(results), *experiment_result.warnings_of(outcomes)):
         say(line)

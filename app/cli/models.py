@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from app.cli.options import (
     known_preset_or_mechanism,
     model_output,
     moment,
+    write_json,
 )
 from app.jobs.reports.job_progress import announced
 from model.config import (
@@ -367,8 +367,7 @@ def evaluate(
     with announced("reading data", console) as notify:
         evaluation = evaluate_models(loaded, data, rules.protocol, rules.seen, grids, notify)
     numbers = evaluation.to_json()
-    if reports.json_file is not None:
-        reports.json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    write_json(reports.json_file, numbers)
     if reports.ranks is not None:
         evaluation.write_ranks(reports.ranks)
     if reports.report is not None and not isinstance(first, TrainedMechanism):

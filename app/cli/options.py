@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,15 +44,6 @@ def _data_directory(text: str) -> Path:
     return place if isinstance(place, Path) else local_copy(place, store_settings().cache_dir)
 
 
-DataOption = Annotated[
-    Path,
-    typer.Option(
-        "--data",
-        help="Data directory with interactions.tsv.gz, or a shop's event table.",
-        metavar="DIR|FILE|URL",
-        parser=_data_directory,
-    ),
-]
 OptionalDataOption = Annotated[
     Path | None,
     typer.Option(
@@ -83,23 +75,6 @@ def models_of_tenants(given: Sequence[str]) -> dict[str, str]:
     return {name: model for name, _, model in pairs}
 
 
-RedisUrlOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Redis that stores users and the event log. Default: LISAREC_REDIS_URL, else SQLite.", metavar="URL"
-    ),
-]
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Directory of the SQLite store for users and the event log. Default: LISAREC_DATA_DIR, else state.",
-        metavar="DIR",
-    ),
-]
-ArchiveDirOption = Annotated[
-    str | None,
-    typer.Option(help="Archive of older events, written by 'lisarec archive'.", metavar="DIR|URL"),
-]
 UrlOption = Annotated[str, typer.Option(help="Address of the service.")]
 EventsKeyOption = Annotated[
     Path | None,
@@ -187,6 +162,12 @@ JsonOption = Annotated[
 ]
 
 
+def write_json(file: Path | None, numbers: object) -> None:
+    """Write the numbers to the file of a JsonOption, if one is given."""
+    if file is not None:
+        file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+
+
 class Address(NamedTuple):
     """An address to listen on."""
 
@@ -256,7 +237,14 @@ class MappingOptions:
 class DataOptions(MappingOptions):
     """Options that name the input tables and their mapping."""
 
-    data: DataOption
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Data directory with interactions.tsv.gz, or a shop's event table.",
+            metavar="DIR|FILE|URL",
+            parser=_data_directory,
+        ),
+    ]
 
     def directory(self) -> Path:
         """Return a data directory, and print what is skipped. If a mapping is given, the directory is a copy.
@@ -276,8 +264,19 @@ class DataOptions(MappingOptions):
 class StoreOptions:
     """Options that name the store."""
 
-    redis_url: RedisUrlOption = None
-    data_dir: DataDirOption = None
+    redis_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Redis that stores users and the event log. Default: LISAREC_REDIS_URL, else SQLite.", metavar="URL"
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of the SQLite store for users and the event log. Default: LISAREC_DATA_DIR, else state.",
+            metavar="DIR",
+        ),
+    ] = None
 
     def settings(self, **others: object) -> StoreSettings:
         """Return the settings of the store together with others. Raise BadParameter if they are invalid."""
@@ -305,7 +304,9 @@ class StoreOptions:
 class LogOptions(StoreOptions):
     """Options that name the store and its archive."""
 
-    archive_dir: ArchiveDirOption = None
+    archive_dir: Annotated[
+        str | None, typer.Option(help="Archive of older events, written by 'lisarec archive'.", metavar="DIR|URL")
+    ] = None
 
 
 def known_preset(name: str) -> str:

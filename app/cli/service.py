@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,6 +24,7 @@ from app.cli.options import (
     models_of_tenants,
     read_key,
     service_settings,
+    write_json,
 )
 from app.observability.log_format import LogFormat, configure
 
@@ -224,7 +224,7 @@ class LoadOptions:
 
 def bench(target: TargetOptions, load: LoadOptions, json_file: JsonOption = None) -> None:
     """Raise the request rate until the service exceeds the latency goal. The load runs on the same machine."""
-    from app.jobs.loadtest.rate_sweep import RateSweep, as_json, disk_sync_ms
+    from app.jobs.loadtest.rate_sweep import RateSweep, disk_sync_ms
     from app.jobs.loadtest.table import bench_table
 
     rows_by_name = {}
@@ -237,9 +237,8 @@ def bench(target: TargetOptions, load: LoadOptions, json_file: JsonOption = None
             for row in measured.until_overloaded(load.rate, load.seconds, load.p90_ms):
                 rows.append(row)
                 say(f"{name}: {row.recommendations_per_s:,.0f} recommendations/s, p90 {row.p90_ms:.1f} ms")
-        rows_by_name[name] = as_json(rows)
+        rows_by_name[name] = [asdict(row) for row in rows]
         print_table(bench_table(name, rows, load.p90_ms))
     if target.model is not None:
         say("this disk syncs 4 kB in {:.1f} ms (90th percentile {:.1f} ms)".format(*disk_sync_ms()))
-    if json_file is not None:
-        json_file.write_text(json.dumps(rows_by_name, indent=2) + "\n", encoding="utf-8")
+    write_json(json_file, rows_by_name)
