@@ -61,8 +61,10 @@ def download(
     with new_directory(target) as directory, TemporaryDirectory(dir=target.parent, prefix=".download-") as scratch:
         file = Path(scratch) / public_set.file_name
         _fetch(url, file, on_progress, timeout_s)
-        _check_blob(url, file, public_set.git_blob)
-        _check_table(url, _convert(url, file, directory, public_set), public_set.table_sha256)
+        if public_set.git_blob is not None:
+            _require_same(url, "its git blob id is", git_blob_id(file.read_bytes()), public_set.git_blob)
+        table_sha256 = _convert(url, file, directory, public_set)
+        _require_same(url, "its SHA-256 is", table_sha256, public_set.table_sha256)
     return public_set
 
 
@@ -142,17 +144,10 @@ def _convert(url: str, file: Path, directory: Path, public_set: PublicSet) -> st
         ) from exc
 
 
-def _check_blob(url: str, file: Path, expected: str | None) -> None:
-    if expected is not None and (found := git_blob_id(file.read_bytes())) != expected:
-        raise DownloadError(
-            f"{url} is not the expected file: git blob id {found} instead of {expected}; the download was deleted"
-        )
-
-
-def _check_table(url: str, found: str, expected: str) -> None:
+def _require_same(url: str, what: str, found: str, expected: str) -> None:
     if found != expected:
         raise DownloadError(
-            f"{url} is not the expected file: its SHA-256 is {found} instead of {expected}; the download was deleted"
+            f"{url} is not the expected file: {what} {found} instead of {expected}; the download was deleted"
         )
 
 
