@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from app.jobs.datasets.bucket import own_directory
@@ -32,7 +32,7 @@ def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path
         return directory, []
     found = examine(data, mapping)
     _require_readable(found.values(), mapping)
-    return _written(found, cache), _remarks(found)
+    return _written(found, cache), _remarks(found.values())
 
 
 def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
@@ -44,7 +44,7 @@ def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path
     unread = [
         f"warning: {file}: column {name!r} has neither numbers nor texts, and is not read" for name in items.left_out
     ]
-    return _written({"items": items}, cache) / "items.csv", [*_remarks({"items": items}), *unread]
+    return _written({"items": items}, cache) / "items.csv", [*_remarks([items]), *unread]
 
 
 def blocking(found: Examination, mapping: TableMapping) -> list[Finding]:
@@ -86,18 +86,17 @@ def _own_directory(cache: Path) -> Path:
     return own_directory(cache / "data" / "mapped")
 
 
-def _remarks(found: Mapping[str, Examination]) -> list[str]:
+def _remarks(tables: Collection[Examination]) -> list[str]:
     """Return what a command says about its tables: lines that are left out, and columns read in one of two ways."""
+    left_out = [
+        f"{table.path}: {rows:,} of {len(table.bad):,} lines are skipped; 'lisarec check' lists them"
+        for table in tables
+        if (rows := int(table.bad.sum()))
+    ]
     assumed = [
         f"warning: {table.path}: {in_words(finding)}"
-        for table in found.values()
+        for table in tables
         for finding in table.findings
         if finding.assumes
     ]
-    return [*_left_out(found), *warnings(found.values()), *assumed]
-
-
-def _left_out(found: Mapping[str, Examination]) -> Iterator[str]:
-    for table in found.values():
-        if rows := int(table.bad.sum()):
-            yield f"{table.path}: {rows:,} of {len(table.bad):,} lines are skipped; 'lisarec check' lists them"
+    return [*left_out, *warnings(tables), *assumed]
