@@ -29,26 +29,17 @@ def metrics_table(numbers: dict[str, Any]) -> Table:
 
 
 def other_models_table(numbers: dict[str, Any]) -> Table:
-    """Return a table of the first model and the others, with paired differences."""
-    headings, rows = other_models_rows(numbers)
-    table = Table(*headings)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def other_models_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table of the first model and the others; several seeds have their means."""
+    """Return a table of the first model and the others, with paired differences; several seeds have their means."""
     judged = [named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10")]
     means = means_of(numbers)
-    headings = ["", "seeds", *judged, *(f"first minus it, {metric}" for metric in judged)]
+    table = Table("", "seeds", *judged, *(f"first minus it, {metric}" for metric in judged))
     seeds = str(len(numbers.get("models", [None])))
-    rows = [[numbers["name"], seeds, *(f"{means[metric]:.4f}" for metric in judged), *[""] * len(judged)]]
+    table.add_row(numbers["name"], seeds, *(f"{means[metric]:.4f}" for metric in judged))
     for name, other in numbers["other_models"].items():
         values = [f"{other['metrics'][metric]:.4f}" for metric in judged]
         margins = [margin_text(other["first_minus_it"][metric]) for metric in judged]
-        rows.append([name, str(len(other["models"])), *values, *margins])
-    return headings, rows
+        table.add_row(name, str(len(other["models"])), *values, *margins)
+    return table
 
 
 def means_of(numbers: dict[str, Any]) -> dict[str, float]:
