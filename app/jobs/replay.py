@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from app.schemas.fields import MAX_AHEAD_US
 from model.data.interactions import Interactions
+from storage.records import EPOCH
 
 EventJson = dict[str, str | float]
 
-EPOCH = datetime.fromtimestamp(0, UTC)
 EVENTS = uuid5(NAMESPACE_URL, "lisarec/replay")  # the namespace of the events' ids
 TIMEOUT_S = 30.0
 RETRY_FOR_S = 60.0  # how long a service may be unreachable before the replay gives up

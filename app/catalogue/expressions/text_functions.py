@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from math import prod
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from app.catalogue.expressions.columns import TextColumn
 from app.catalogue.expressions.environment import InvalidExpression
+from storage.records import EPOCH
 
 MAX_TEXTS = 100_000  # distinct texts that a function may search, a few milliseconds of work
 FEW_TEXTS = 1_000  # up to here, Python finds texts faster than Polars starts
@@ -85,7 +86,7 @@ def microseconds(position: int, function: str, text: str) -> int:
             moment = None
         if moment is None or moment.tzinfo is None:
             raise InvalidExpression(position, 'write a time as "2026-01-31T12:00:00Z"')
-        return round((moment - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6)
+        return (moment - EPOCH) // timedelta(microseconds=1)
     if not DURATION.fullmatch(text):
         raise InvalidExpression(position, 'write a duration as "24h" or "1h30m"')
     size = sum(float(number) * MICROSECONDS[unit] for number, unit in PART.findall(text))
