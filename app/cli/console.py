@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
+from app.jobs.reports.job_progress import print_line
+
 if TYPE_CHECKING:
     from app.settings import StoreSettings
 
@@ -70,4 +72,4 @@ def print_table(table: Table, to: Console = console) -> None:
 
 def say(text: str, to: Console = console) -> None:
     """Print a line verbatim, without markup or colours."""
-    to.print(text, highlight=False, markup=False, soft_wrap=True)
+    print_line(to, text)

@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from app.jobs.datasets import synthetic_shop
+from app.jobs.reports.job_progress import print_line
 from app.jobs.reports.training_progress import TrainingProgress
 from app.main import create_app, rare_garbage_collection, require_free, serve, start_and_stop
 from app.serving import empty_model
@@ -57,8 +58,7 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
         train_quickly(data, model, console)
         settings = settings.model_copy(update={"model_dir": model})
         asyncio.run(log_first_events(interactions, settings))
-    text = instructions(interactions, titles, port)
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    print_line(console, instructions(interactions, titles, port))
     serve(settings.model_copy(update={"workers": 1, "playground": True}))
 
 

@@ -99,7 +99,7 @@ class JobProgress(Progress):
     def say(self, line: str) -> None:
         """Print a line verbatim, without markup or colours."""
         self._spoke_s = self.get_time()
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(self.console, line)
 
     def break_silence(self) -> None:
         """Print the progress of the tasks, if nothing was printed for ``silence_s`` seconds."""
@@ -115,6 +115,11 @@ class JobProgress(Progress):
     def _write_lines(self) -> None:
         while not self._stopped.wait(min(1.0, self._silence_s)):
             self.break_silence()
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a line verbatim, without markup, colours or added line breaks."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

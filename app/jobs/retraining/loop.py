@@ -13,9 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from app.jobs.reports.job_progress import print_line
 from app.jobs.retraining.metrics import TrainerMetrics
 from app.jobs.retraining.plan import RetrainingPlan
-from app.jobs.retraining.report import LOCK, ROUND, WORK, RoundOutcome, TrainerReport, print_line
+from app.jobs.retraining.report import LOCK, ROUND, WORK, RoundOutcome, TrainerReport
 from app.jobs.retraining.round import RetrainingRound
 from app.serving import empty_model
 from app.serving.model_locations import models_of

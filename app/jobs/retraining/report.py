@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rich.console import Console
-
 from app.jobs.retraining.gate import Criterion
 from storage.folders.folder import Folder
 
@@ -75,8 +73,3 @@ class TrainerReport:
     def write(self, folder: Folder) -> None:
         """Write the report into the models folder."""
         folder.add(REPORT, (json.dumps(asdict(self), indent=2) + "\n").encode())
-
-
-def print_line(console: Console, text: str) -> None:
-    """Print a line verbatim, without markup, colours or added line breaks."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

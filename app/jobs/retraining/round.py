@@ -29,12 +29,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 
 from app.jobs import generations
-from app.jobs.reports.job_progress import announced, counted
+from app.jobs.reports.job_progress import announced, counted, print_line
 from app.jobs.reports.phase_times import PhaseTimes, peak_bytes
 from app.jobs.reports.training_progress import TrainingProgress
 from app.jobs.retraining.gate import Gate, ModelComparison, Ranks
 from app.jobs.retraining.plan import RetrainingPlan
-from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line
+from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport
 from app.jobs.retraining.round_data import RoundData
 from app.jobs.retraining.shop_items import items_of_store
 from app.serving import empty_model
