@@ -81,16 +81,14 @@ def drop_counts(
 
     Services keep running, follow within seconds, and count anew. The command is safe to repeat.
     """
-    from app.serving.store_factory import opened_tenant
-    from storage.items.audit import COMMAND_LINE, AuditEntry
+    from app.serving.store_factory import audit_command, opened_tenant
 
     settings = store.settings()
 
     async def drop() -> set[str]:
         async with opened_tenant(settings) as opened:
             counted = await opened.orders.drop_counts(settings.tenant, items)
-            entry = AuditEntry.now(COMMAND_LINE, "items.drop_counts", details={"items": len(counted)})
-            await opened.audit.append(settings.tenant, [entry])
+            await audit_command(opened, settings, "items.drop_counts", items=len(counted))
             return counted
 
     counted = asyncio.run(drop())
@@ -107,8 +105,7 @@ def drop_vectors(store: StoreOptions) -> None:
     Services keep running. Until you import vectors again and train a model with them, titles and categories
     stand in for new items. The command is safe to repeat.
     """
-    from app.serving.store_factory import opened_tenant
-    from storage.items.audit import COMMAND_LINE, AuditEntry
+    from app.serving.store_factory import audit_command, opened_tenant
     from storage.maintenance import vectors
 
     settings = store.settings()
@@ -116,8 +113,7 @@ def drop_vectors(store: StoreOptions) -> None:
     async def drop() -> int:
         async with opened_tenant(settings) as opened:
             dropped = await vectors.drop_vectors(opened, settings.tenant)
-            entry = AuditEntry.now(COMMAND_LINE, "items.drop_vectors", details={"vectors": dropped})
-            await opened.audit.append(settings.tenant, [entry])
+            await audit_command(opened, settings, "items.drop_vectors", vectors=dropped)
             return dropped
 
     say(f"{asyncio.run(drop()):,} vectors deleted")

@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 from app.serving import empty_model
 from app.serving.model_locations import load_model
 from app.serving.served_generation import generation_of
-from app.serving.store_factory import opened_store, opened_tenant
+from app.serving.store_factory import audit_command, opened_store, opened_tenant
 from app.serving.switcher import LIVE_FOR_S
 from app.settings import StoreSettings
 from storage.errors import StorageError
 from storage.folders.folder import add_file
 from storage.folders.place import ObjectUrl, Place, open_folder
-from storage.items.audit import COMMAND_LINE, AuditEntry, NumberedEntry, user_mark
+from storage.items.audit import NumberedEntry, user_mark
 from storage.maintenance import backup as storage_backup
 from storage.maintenance import tenants as tenant_erasure
 from storage.records import NamedGeneration
@@ -42,8 +42,7 @@ async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int
         await store.require_whole()
         entries = await storage_backup.backup(store, out, on_progress)
         try:
-            audited = AuditEntry.now(COMMAND_LINE, "export.backup", details={"entries": entries})
-            await store.audit.append(settings.tenant, [audited])
+            await audit_command(store, settings, "export.backup", entries=entries)
         except BaseException:
             out.unlink()
             raise
@@ -126,10 +125,9 @@ async def erase_tenant(settings: StoreSettings, on_progress: Callable[[int], Non
                 f"tenant {settings.tenant!r} is or was served within the last {LIVE_FOR_S:.0f} s; "
                 "restart the services without it, and try again after that time"
             )
-        await store.audit.append(settings.tenant, [AuditEntry.now(COMMAND_LINE, "tenant.erase")])
+        await audit_command(store, settings, "tenant.erase")
         erased = await tenant_erasure.erase_tenant(store, settings.tenant, on_progress)
-        done = AuditEntry.now(COMMAND_LINE, "tenant.erased", details={"users": erased})
-        await store.audit.append(settings.tenant, [done])
+        await audit_command(store, settings, "tenant.erased", users=erased)
         return erased
 
 

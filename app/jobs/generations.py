@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any
 
 from app.recommendation.scenarios import unshared_param
 from app.schemas.operations import Experiment
 from app.schemas.scenarios import ScenarioVersion
 from app.serving.model_locations import load_model, models_at, models_of
 from app.serving.served_generation import generation_of
-from app.serving.store_factory import opened_store, opened_tenant
+from app.serving.store_factory import audit_command, opened_store, opened_tenant
 from app.serving.switcher import ANNOUNCE_EVERY_S, LIVE_FOR_S
 from app.settings import StoreSettings
 from model.artifact.model_directory import Artifact
 from model.config import TrainConfig
 from storage.errors import StorageError
 from storage.folders.place import Place
-from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.maintenance import rebuild as storage_rebuild
 from storage.maintenance.rebuild import Rebuilt
 from storage.protocol import GenerationRegistry, UserStore
@@ -80,7 +78,7 @@ async def activate(
             _require_active(before, replaces, loaded.tag)
         await store.generations.activate(named)
         previous = None if before is None else before.name
-        await _audit(store, settings, "model.activate", name, {"tag": loaded.tag, "previous": previous})
+        await audit_command(store, settings, "model.activate", name, tag=loaded.tag, previous=previous)
     return named, before
 
 
@@ -110,10 +108,10 @@ async def set_experiment(settings: StoreSettings, experiment: Experiment | None)
             _require_suitable(experiment.shares, (await store.scenarios.scenarios(settings.tenant)).newest)
         await store.generations.set_experiment(None if experiment is None else experiment.model_dump_json())
         if experiment is None:
-            await _audit(store, settings, "experiment.end")
+            await audit_command(store, settings, "experiment.end")
         else:
             about = experiment.model_dump(include={"over", "shares"})
-            await _audit(store, settings, "experiment.start", experiment.name, about)
+            await audit_command(store, settings, "experiment.start", experiment.name, **about)
 
 
 def _require_suitable(names: Collection[str], newest: Mapping[str, str]) -> None:
@@ -136,15 +134,9 @@ async def drop(settings: StoreSettings, name: str) -> int:
         matching = [one for one in known if name in (one.named.name, one.named.tag.hex())]
         _require_unserved(name, matching, known)
         # first, because a generation that is gone cannot be dropped again, and then logged
-        await _audit(store, settings, "model.drop", name, {"tags": [one.named.tag.hex() for one in matching]})
+        tags = [one.named.tag.hex() for one in matching]
+        await audit_command(store, settings, "model.drop", name, tags=tags)
         return sum([await store.generations.drop(one.named.tag) for one in matching])
-
-
-async def _audit(
-    store: UserStore, settings: StoreSettings, action: str, subject: str = "", details: Mapping[str, Any] | None = None
-) -> None:
-    entry = AuditEntry.now(COMMAND_LINE, action, subject, details)
-    await store.audit.append(settings.tenant, [entry])
 
 
 async def drop_unserved(settings: StoreSettings, names: Collection[str]) -> set[str]:

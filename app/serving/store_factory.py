@@ -3,9 +3,11 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from app.settings import StoreSettings
 from storage.errors import StorageError, StoreUnused
+from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.protocol import UserStore
 from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.store import RedisOptions, RedisStore
@@ -95,3 +97,11 @@ async def opened_tenant(
                 raise StorageError(reason)
             logger.warning("%s", reason)
         yield store
+
+
+async def audit_command(
+    store: UserStore, settings: StoreSettings, action: str, subject: str = "", **details: Any
+) -> None:
+    """Record an action of the command line in the tenant's audit log."""
+    entry = AuditEntry.now(COMMAND_LINE, action, subject, details)
+    await store.audit.append(settings.tenant, [entry])

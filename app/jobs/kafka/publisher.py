@@ -22,13 +22,12 @@ from app.jobs.kafka.attribution import Attribution
 from app.jobs.kafka.clients import until_signalled
 from app.jobs.kafka.failures import KafkaFailure, Stopped
 from app.jobs.kafka.metrics import PublisherMetrics
-from app.serving.store_factory import opened_store, opened_tenant
+from app.serving.store_factory import audit_command, opened_store, opened_tenant
 from app.settings import StoreSettings
 from storage.archive.writer import EventEntry
 from storage.archiver.source import LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.folders.local_folder import replace_file
-from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.state.event import Event, LogRecord, Undo
 
 MAX_UNDELIVERED = 10_000
@@ -106,7 +105,7 @@ def _record(settings: StoreSettings, topic: str) -> bool:
 
     async def append() -> None:
         async with opened_store(settings) as store:
-            await store.audit.append(settings.tenant, [AuditEntry.now(COMMAND_LINE, "export.publish", topic)])
+            await audit_command(store, settings, "export.publish", topic)
 
     try:
         asyncio.run(append())

@@ -21,10 +21,9 @@ from app.schemas.recommendations import RecommendationRequest, Recommendations
 from app.serving import empty_model
 from app.serving.lifespan import Service
 from app.serving.model_locations import load_model
-from app.serving.store_factory import opened_tenant
+from app.serving.store_factory import audit_command, opened_tenant
 from app.settings import Settings
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
-from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.protocol import EventStore
 from storage.state.event import Event, Merge, digest
 
@@ -90,8 +89,7 @@ async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress
                 on_progress(parts.users)
 
         await _once_reached(make_lists)
-        entry = AuditEntry.now(COMMAND_LINE, "export.lists", details={"users": parts.users})
-        await _once_reached(lambda: service.store.audit.append(own.tenant, [entry]))
+        await _once_reached(lambda: audit_command(service.store, own, "export.lists", users=parts.users))
         damaged = len(parts.lacks([*maker.damaged]))
     return replace(await asyncio.to_thread(parts.finish), damaged=damaged)
 
