@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -23,30 +22,12 @@ from model.cold_items import ColdCodes, ColdItems, codes_fit
 from storage.records import ItemCodes
 
 
-@dataclass(frozen=True, slots=True)
-class CodeAssignment:
-    """The codes of one item in one generation. Codes made from more events are better."""
-
-    item_id: str
-    tag: bytes
-    codes: ColdCodes
-    evidence: int
-
-    @classmethod
-    def of(cls, record: ItemCodes) -> CodeAssignment:
-        """Return the assignment that a stored record contains."""
-        history, target = (np.frombuffer(codes, np.uint8) for codes in (record.history, record.target))
-        return cls(record.item_id, record.tag, ColdCodes(history, target, record.bias), record.evidence)
-
-    def record(self) -> ItemCodes:
-        """Return the record in which stores keep the assignment."""
-        codes = self.codes
-        return ItemCodes(
-            self.item_id, self.tag, self.evidence, codes.bias, codes.history.tobytes(), codes.target.tobytes()
-        )
+def item_codes(item_id: str, tag: bytes, evidence: int, codes: ColdCodes) -> ItemCodes:
+    """Return the record in which stores keep the codes of an item. Codes made from more events are better."""
+    return ItemCodes(item_id, tag, evidence, codes.bias, codes.history.tobytes(), codes.target.tobytes())
 
 
-class Assignments(Mapping[str, CodeAssignment]):
+class Assignments(Mapping[str, ItemCodes]):
     """A snapshot of a generation's assignments by item id, oldest first, without an object for each.
 
     tag      the tag of the generation
@@ -64,11 +45,11 @@ class Assignments(Mapping[str, CodeAssignment]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._ids.at(np.flatnonzero(self._newest >= 0)))
 
-    def __getitem__(self, item_id: str) -> CodeAssignment:
+    def __getitem__(self, item_id: str) -> ItemCodes:
         number = self._ids.number(item_id)
         if number is None or number >= len(self._newest) or self._newest[number] < 0:
             raise KeyError(item_id)
-        return CodeAssignment.of(self._rows.record(item_id, self._tag, int(self._newest[number])))
+        return self._rows.record(item_id, self._tag, int(self._newest[number]))
 
     def fitting(self, trained: Artifact) -> tuple[Assignments, ColdItems]:
         """Return the assignments that the model accepts, and their codes in the same order."""

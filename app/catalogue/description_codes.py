@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.background_tasks import BackgroundTasks
-from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
+from app.catalogue.cold_item_codes import ColdItemCodes, item_codes
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import DescribedItem, ItemOverrides
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
@@ -42,6 +42,7 @@ from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
 from storage.items.vectors import VectorStore, decode, numbers_in
 from storage.protocol import ItemStore
+from storage.records import ItemCodes
 
 
 class DescribedItemStore(ItemStore, Protocol):
@@ -104,10 +105,10 @@ class DescriptionCodes:
         if self._trained.content.numbers:
             vectors = await self._store.vectors.of_items(self._tenant, [item.item_id for item in new])
         if changed := await asyncio.to_thread(self._changed_assignments, new, vectors, known):
-            await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
+            await self._store.put_item_codes(self._tenant, changed)
 
     def _needing_codes(
-        self, item_ids: Sequence[str], known: Mapping[str, CodeAssignment], overrides: ItemOverrides
+        self, item_ids: Sequence[str], known: Mapping[str, ItemCodes], overrides: ItemOverrides
     ) -> list[DescribedItem]:
         """Return the items that may be recommended, and whose codes come from neither a model nor events."""
 
@@ -118,16 +119,16 @@ class DescriptionCodes:
         return overrides.described([item_id for item_id in item_ids if not is_learned(item_id)])
 
     def _changed_assignments(
-        self, items: Sequence[DescribedItem], vectors: Mapping[str, bytes], known: Mapping[str, CodeAssignment]
-    ) -> list[CodeAssignment]:
+        self, items: Sequence[DescribedItem], vectors: Mapping[str, bytes], known: Mapping[str, ItemCodes]
+    ) -> list[ItemCodes]:
         """Assign codes to the items; return the assignments that differ from the known ones."""
         changed = []
         if self._audience is not None:
             found = self._codes_of(items, vectors, self._audience)
             for (item_id, _, _), codes in zip(items, found, strict=True):
                 if codes is not None:
-                    assignment, before = CodeAssignment(item_id, self._tag, codes, evidence=0), known.get(item_id)
-                    if before is None or before.record() != assignment.record():
+                    assignment = item_codes(item_id, self._tag, 0, codes)
+                    if known.get(item_id) != assignment:
                         changed.append(assignment)
         return changed
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from app.catalogue.background_tasks import BackgroundTasks
-from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
+from app.catalogue.cold_item_codes import ColdItemCodes, item_codes
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS, ModelInput, model_input_of
 from model.artifact.model_directory import Artifact
@@ -32,7 +32,7 @@ from model.inference.engine import Engine
 from model.inference.query_products import Queries
 from storage.errors import StorageError
 from storage.protocol import ItemStore, StateStore
-from storage.records import AppendResult
+from storage.records import AppendResult, ItemCodes
 from storage.state.event import Event
 from storage.state.fold import fold_event
 from storage.state.generation import Generation
@@ -85,7 +85,7 @@ class ColdItemLearner:
         tenant: str,
         tasks: BackgroundTasks,
     ) -> None:
-        self.codes: Mapping[str, CodeAssignment] = {}
+        self.codes: Mapping[str, ItemCodes] = {}
         self._trained = trained
         self._generation = generation
         self._item_codes = item_codes
@@ -100,7 +100,7 @@ class ColdItemLearner:
         self._sampled_at_s = 0.0
         self._one_at_a_time = asyncio.Lock()
 
-    def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
+    def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, ItemCodes]) -> None:
         """Replace the catalogue, the engine and the codes."""
         self._catalogue, self._engine = catalogue, engine
         self.codes = codes or {}  # looked up for every event, at no cost if empty
@@ -190,8 +190,8 @@ class ColdItemLearner:
             codes = await asyncio.to_thread(
                 likeliest_codes, self._trained, observations, list(self._sample.values()), events
             )
-        assignment = CodeAssignment(item_id, self._generation.tag, codes, len(observations))
-        await self._store.put_item_codes(self._tenant, [assignment.record()])
+        assignment = item_codes(item_id, self._generation.tag, len(observations), codes)
+        await self._store.put_item_codes(self._tenant, [assignment])
 
     def _start_sampling(self, user_id: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -269,4 +269,4 @@ def _with_codes(event: Event, learners: Sequence[ColdItemLearner]) -> Event:
     own = [one.codes[event.item_id] for one in learners if event.item_id in one.codes]
     if not own:
         return event
-    return replace(event, codes=tuple((one.tag, one.codes.history.tobytes()) for one in own))
+    return replace(event, codes=tuple((one.tag, one.history) for one in own))

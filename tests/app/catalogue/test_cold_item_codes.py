@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.catalogue.category_column import CategoryColumn
-from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
+from app.catalogue.cold_item_codes import ColdItemCodes, item_codes
 from app.catalogue.expressions.set_columns import TextSetColumn
 from app.catalogue.trained_catalogue import TrainedCatalogue
 from model.artifact.item_table import ItemTable
@@ -57,7 +57,7 @@ def test_assignments_are_the_newest_ones_at_the_moment_when_they_were_asked_for(
             for record in page:
                 newest[record.tag][record.item_id] = record
     for found, expected in asked:
-        assert {name: one.record() for name, one in found.items()} == expected
+        assert dict(found) == expected
         assert (len(found), "never" in found) == (len(expected), False)
 
 
@@ -69,17 +69,17 @@ def test_a_model_gets_the_items_that_it_has_not_learned_and_whose_codes_it_has(r
     expected = {
         name: one
         for name, one in assigned.of(b"0").items()
-        if name != "d" and isfinite(one.codes.bias)
-        if all(len(own) == BOOKS and max(own) < WORDS for own in (one.codes.history, one.codes.target))
+        if name != "d" and isfinite(one.bias)
+        if all(len(own) == BOOKS and max(own) < WORDS for own in (one.history, one.target))
     }
     found, codes = assigned.of(b"0").fitting(learned)
-    assert {name: one.record() for name, one in found.items()} == {name: one.record() for name, one in expected.items()}
+    assert dict(found) == expected
     grown = with_cold_items(learned, [*found], codes)
     assert [*grown.items.ids] == ["d", *found]
     for row, one in enumerate(found.values(), 1):
-        assert grown.model.history_codes[row].tolist() == one.codes.history.tolist()
-        assert grown.model.target_codes[row].tolist() == one.codes.target.tolist()
-        assert grown.model.bias[row].item() == np.float32(one.codes.bias)
+        assert grown.model.history_codes[row].tolist() == [*one.history]
+        assert grown.model.target_codes[row].tolist() == [*one.target]
+        assert grown.model.bias[row].item() == np.float32(one.bias)
 
 
 @cache
@@ -104,8 +104,8 @@ def test_threads_may_ask_while_codes_are_assigned() -> None:
         while not is_over.is_set():
             asked.append(1)
             for name, one in assigned.of(b"0").items():
-                number, turn = one.codes.history.tolist()
-                assert one.record() == record(number, turn)
+                number, turn = one.history
+                assert one == record(number, turn)
                 assert name == f"item-{number}"
 
     before_s = sys.getswitchinterval()
@@ -120,7 +120,7 @@ def test_threads_may_ask_while_codes_are_assigned() -> None:
                     page = [record(number % 200, turn % 256) for number in range(turn, turn + 20)]
                     assigned.apply(page)
                     now = assigned.of(b"0")
-                    assert [now[one.item_id].record() for one in page] == page
+                    assert [now[one.item_id] for one in page] == page
             finally:
                 is_over.set()
             for one in asking:
@@ -145,9 +145,7 @@ def test_assigned_codes_take_no_object_each() -> None:
         assign(4_000, turn)
     gc.collect()
     assert (sys.getallocatedblocks() - before) / 4_000 < 0.1
-    assert assigned.of(b"0")["item-3999"].record() == ItemCodes(
-        "item-3999", b"0", 3, 0.5, bytes([3] * 8), bytes([3] * 8)
-    )
+    assert assigned.of(b"0")["item-3999"] == ItemCodes("item-3999", b"0", 3, 0.5, bytes([3] * 8), bytes([3] * 8))
 
 
 @given(st.lists(st.integers(0, 9), max_size=6), st.sets(st.integers(0, 9)))
@@ -163,12 +161,11 @@ def test_states_find_the_rows_of_items_behind_the_learned_ones(asked: list[int],
 
 def test_the_codes_that_were_stored_last_are_those_of_the_item() -> None:
     assigned = ColdItemCodes()
-    good = CodeAssignment("y", b"\0", ColdCodes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
-    assigned.apply([replace(good.record(), evidence=0), good.record()])
-    (found,) = assigned.of(b"\0").values()
-    assert (found.item_id, found.evidence, found.codes.bias) == ("y", 10, -1.25)
-    assert [found.codes.history.tolist(), found.codes.target.tolist()] == [[1, 2], [255]]
-    assert CodeAssignment.of(good.record()).tag == b"\0"
+    codes = ColdCodes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25)
+    good = item_codes("y", b"\0", 10, codes)
+    assert good == ItemCodes("y", b"\0", 10, -1.25, bytes([1, 2]), bytes([255]))
+    assigned.apply([replace(good, evidence=0), good])
+    assert [*assigned.of(b"\0").values()] == [good]
     before = assigned.of(b"\0")
-    assigned.apply([good.record()])
+    assigned.apply([good])
     assert assigned.of(b"\0") is before

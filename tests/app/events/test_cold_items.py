@@ -125,10 +125,10 @@ class TestByCategories:
         assert found[NEW] == {"item_id": NEW, "score": found[NEW]["score"], "title": "New tea cup", "cold": True}
         assert NEW in everything(client, categories="cup")
         assert NEW not in everything(client, categories_none="cup")
-        (codes,) = (one.codes for one in client.service.switcher.current.cold_items.values())
+        (codes,) = client.service.switcher.current.cold_items.values()
         trained = client.service.switcher.current.artifact
         for own, learned in ((codes.history, trained.history_codes), (codes.target, trained.target_codes)):
-            for word, voted in zip(own.tolist(), learned[alike].T.tolist(), strict=True):
+            for word, voted in zip(own, learned[alike].T.tolist(), strict=True):
                 assert voted.count(word) == max(map(voted.count, voted))
         assert math.isfinite(codes.bias)
 
@@ -153,10 +153,10 @@ class TestByCategories:
         first = client.service.switcher.current.cold_items[NEW]
         put(client, categories=["pot"])
         other = client.service.switcher.current.cold_items[NEW]
-        assert first.codes.target.tolist() != other.codes.target.tolist()
+        assert first.target != other.target
         put(client, "item-1", title="Learned")
         put(client, NEW, title="Without another word on categories")
-        assert [one.record() for one in client.service.switcher.current.cold_items.values()] == [other.record()]
+        assert [*client.service.switcher.current.cold_items.values()] == [other]
 
     def test_every_generation_assigns_codes_and_a_restart_keeps_them(self, tmp_path: Path, models: Path) -> None:
         client = started(tmp_path, models)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.catalogue.cold_item_codes import CodeAssignment
+from app.catalogue.cold_item_codes import item_codes
 from app.events import cold_item_learner
 from model.cold_items import ColdCodes
 from tests.app.conftest import SHAPE, Client, item_id
@@ -46,8 +46,8 @@ def service(
             (SHAPE.target_codebooks, SHAPE.target_codewords),
         )
     )
-    assignment = CodeAssignment("new-1", client.service.switcher.current.named.tag, ColdCodes(history, target, 0.5), 10)
-    client.runner.run(client.service.store.put_item_codes("main", [assignment.record()]))
+    assignment = item_codes("new-1", client.service.switcher.current.named.tag, 10, ColdCodes(history, target, 0.5))
+    client.runner.run(client.service.store.put_item_codes("main", [assignment]))
     client.service.switcher.rebuild_at_s = 0.0
     client.runner.run(client.service.switcher.poll())
     yield client

@@ -27,11 +27,11 @@ def sample_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def codes_of(client: Client, new: str = NEW) -> Any:
-    return client.service.switcher.current.cold_items[new].record()
+    return client.service.switcher.current.cold_items[new]
 
 
 @torch.inference_mode()
-def nearness(trained: Artifact, codes: Sequence[NDArray[np.uint8]], rows: Sequence[int]) -> float:
+def nearness(trained: Artifact, codes: Sequence[bytes], rows: Sequence[int]) -> float:
     """How much nearer codes are to these learned items, one each, than to the others: by cosines, from the mean."""
     books = trained.model.target_codebooks.numpy()
 
@@ -41,7 +41,7 @@ def nearness(trained: Artifact, codes: Sequence[NDArray[np.uint8]], rows: Sequen
         scaled: NDArray[np.float32] = around / np.linalg.norm(around, axis=1, keepdims=True)
         return scaled
 
-    cosines = vectors(np.stack(codes)) @ vectors(trained.target_codes[rows]).T
+    cosines = vectors(np.stack([np.frombuffer(own, np.uint8) for own in codes])) @ vectors(trained.target_codes[rows]).T
     return float(np.diag(cosines).mean() - cosines.mean())
 
 

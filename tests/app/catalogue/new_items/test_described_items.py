@@ -109,7 +109,7 @@ def test_items_of_the_titles_of_others_come_near_these(client: Client) -> None:
     finish_background_work(client)
     finish_background_work(client)
     cold_items = client.service.switcher.current.cold_items
-    assert nearness(trained, [cold_items[f"twin-{row}"].codes.target for row in rows], rows) > 0.15
+    assert nearness(trained, [cold_items[f"twin-{row}"].target for row in rows], rows) > 0.15
 
 
 def test_other_words_give_other_codes_and_unknown_ones_none(client: Client) -> None:

@@ -98,7 +98,7 @@ def test_items_of_the_vectors_of_others_come_near_these(client: Client) -> None:
     finish_background_work(client)
     finish_background_work(client)
     cold_items = client.service.switcher.current.cold_items
-    assert nearness(trained, [cold_items[f"twin-{row}"].codes.target for row in range(ITEMS)], [*range(ITEMS)]) > 0.2
+    assert nearness(trained, [cold_items[f"twin-{row}"].target for row in range(ITEMS)], [*range(ITEMS)]) > 0.2
 
 
 def test_a_vector_tells_more_than_a_title_and_events_more_than_both(client: Client) -> None:
