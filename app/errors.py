@@ -1,6 +1,6 @@
-"""Every way in which a request can fail.
+"""The errors of requests.
 
-The HTTP response to each is in `app.http.error_responses`, and docs/reference/errors.md tells clients how to react.
+Their HTTP responses are in `app.http.error_responses`; docs/reference/errors.md tells clients how to react.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,10 @@ SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 
 class ErrorDetail(BaseModel):
-    """One fault in the request.
+    """A problem in a request.
 
-    `field` is never a name that the request made up, and `reason` never repeats a value.
+    field   a name from the API, never one that the client chose
+    reason  does not quote the value
     """
 
     index: int | None = None
@@ -27,7 +28,7 @@ class ErrorDetail(BaseModel):
 
 
 class RequestError(Exception):
-    """The client can do better. Messages and details are the service's own words, never the request's."""
+    """The client can fix the request. Messages and details do not quote it."""
 
     def __init__(self, message: str, details: Sequence[ErrorDetail] = ()) -> None:
         super().__init__(message)
@@ -35,47 +36,47 @@ class RequestError(Exception):
 
 
 class InvalidJson(RequestError):
-    """The body cannot be read as JSON."""
+    """The body is not JSON."""
 
 
 class InvalidRequest(RequestError):
-    """The body, path or query says something the service does not take."""
+    """The body, the path or the query is invalid."""
 
 
 class InvalidEvents(RequestError):
-    """At least one event is invalid, and so none was applied."""
+    """At least one event is invalid, so none was applied."""
 
 
 class InvalidItems(RequestError):
-    """At least one item is invalid, and so nothing was noted."""
+    """At least one item is invalid, so none was updated."""
 
 
 class ItemNotFound(RequestError):
-    """Neither the model nor the shop has said anything of the item."""
+    """Neither the model nor the shop's catalogue has the item."""
 
 
 class ScenarioNotFound(RequestError):
-    """The shop keeps no scenario of this name, or not the version."""
+    """There is no scenario with this name, or it lacks the version."""
 
 
 class PropertyInUse(RequestError):
-    """A property cannot be taken back while a scenario needs it."""
+    """The property cannot be removed while a scenario uses it."""
 
 
 class TooCostly(RequestError):
-    """One call costs more than any may, or than its key has in a whole minute."""
+    """The call costs more than any call may, or more than its key may spend in a minute."""
 
 
 class TooManyEvents(RequestError):
-    """One request has more events than its key may send at once."""
+    """The request has more events than its key may send at once."""
 
 
 class TooManyNewUsersAtOnce(RequestError):
-    """One request brings more new users than its key or tenant may ever bring at once."""
+    """The request has more new users than its key or tenant may add at once."""
 
 
 class BodyTooLarge(RequestError):
-    """The body has more bytes than the service reads."""
+    """The body is larger than the service accepts."""
 
 
 class BodyTooSlow(RequestError):
@@ -83,35 +84,35 @@ class BodyTooSlow(RequestError):
 
 
 class HeadTooLarge(RequestError):
-    """Address and headers have more bytes than the service reads."""
+    """The URL and the headers together are larger than the service accepts."""
 
 
 class NotHttp(RequestError):
-    """What came over the connection is no request."""
+    """The connection carried something other than an HTTP request."""
 
 
 class TooManyPipelined(RequestError):
-    """The client sends request after request on one connection and does not wait for answers."""
+    """The client pipelines too many requests on one connection."""
 
 
 class UnsupportedMediaType(RequestError):
-    """The body says that it is not JSON."""
+    """The content type of the body is not JSON."""
 
 
 class UserNotFound(RequestError):
-    """No event of the user was ever logged."""
+    """The user has no events."""
 
 
 class Unauthenticated(RequestError):
-    """The request has no key, or none that is valid."""
+    """The request has no key, or an invalid one."""
 
 
 class Forbidden(RequestError):
-    """The key may not do this."""
+    """The key lacks the permission."""
 
 
 class TooManyRequests(RequestError):
-    """The key has used up its requests for now."""
+    """The key has used up its quota of requests for now."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -119,7 +120,7 @@ class TooManyRequests(RequestError):
 
 
 class PartlyAccepted(PartlyApplied):
-    """As PartlyApplied, of the events of a body; `counts` are the numbers of those that are durable."""
+    """The store failed after it had applied some events of a body; `counts` has the numbers of durable events."""
 
     def __init__(self, failure: StorageError, results: Mapping[int, Any], counts: Mapping[str, int]) -> None:
         super().__init__(failure, results)
@@ -139,7 +140,7 @@ class TooManyNewUsers(TooManyRequests):
 
 
 class Overloaded(Exception):
-    """The process works on as many requests as it can."""
+    """The process already has the maximum number of requests in progress."""
 
 
 class StateNotReady(Exception):
@@ -147,7 +148,7 @@ class StateNotReady(Exception):
 
 
 class InvalidSealedState(Exception):
-    """A sealed state cannot be opened here; nobody learns why. In a batch, `details` name the request."""
+    """A sealed state cannot be opened; clients do not learn why. In a batch, `details` name the request."""
 
     reason = "cannot be opened"
 
@@ -163,15 +164,15 @@ class SealedStateExpired(InvalidSealedState):
 
 
 class SealingNotConfigured(Exception):
-    """The service has no keys that seal states."""
+    """The service has no seal keys."""
 
 
 class DeviceLost(Exception):
-    """The GPU of the process no longer answers."""
+    """The GPU of the process does not respond."""
 
 
 class Draining(Exception):
-    """The process is shutting down and wants no further requests."""
+    """The process is shutting down and accepts no further requests."""
 
 
 def validate(schema: type[SchemaT], body: object, problem: str, context: Mapping[str, Any] | None = None) -> SchemaT:
