@@ -166,11 +166,11 @@ def serve(settings: Settings) -> None:
     _require_keys_beyond_loopback(settings)
     require_free(settings.host, settings.port, "--port 8001")
     # For the time before the server handles signals, and after it shuts down, when it raises the signal again.
-    told_to_end = False
+    is_terminating = False
 
     def exit_now(_signum: int, _frame: FrameType | None) -> None:
-        nonlocal told_to_end
-        told_to_end = True
+        nonlocal is_terminating
+        is_terminating = True
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, exit_now)
@@ -179,7 +179,7 @@ def serve(settings: Settings) -> None:
         # Start and stop once, so that what is wrong is reported in one sentence, not in a traceback of every worker.
         models = asyncio.run(start_and_stop(app))
     freeze_loaded_objects()
-    if told_to_end:  # Python ignores what is raised while it runs a destructor
+    if is_terminating:  # Python ignores what is raised while it runs a destructor
         raise SystemExit(0)
     _warn_without_keys(settings)
     _warn_of_few_files(settings)

@@ -30,20 +30,20 @@ BATCH_SIZE = 200  # events in one request
 MAX_BEHIND_S = 300.0  # as far as the service allows a clock to be ahead
 REFUSED_AS_A_WHOLE = frozenset({413, 422})  # without an event's index: a smaller batch may be accepted
 
-Living = TypeVar("Living")
+OwnerT = TypeVar("OwnerT")
 
 logger = logging.getLogger("lisarec")
 _starts: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 
 
-def start_in_children(living: Living, start: Callable[[Living], None]) -> None:
-    """Start the object again in each process that is forked while it lives: of its threads none runs there."""
-    _starts[living] = start
+def start_in_children(owner: OwnerT, start: Callable[[OwnerT], None]) -> None:
+    """Start the object again in each process that is forked during its lifetime, where none of its threads runs."""
+    _starts[owner] = start
 
 
 def _start_all() -> None:
-    for living, start in list(_starts.items()):
-        start(living)
+    for owner, start in list(_starts.items()):
+        start(owner)
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks

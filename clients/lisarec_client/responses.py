@@ -29,10 +29,10 @@ class LisarecError(Exception):
         retry_after_s: float | None = None,
         details: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        said = [message, *map(_in_words, details[:SHOWN_DETAILS])]
+        parts = [message, *map(_in_words, details[:SHOWN_DETAILS])]
         if len(details) > SHOWN_DETAILS:
-            said.append(f"and {len(details) - SHOWN_DETAILS} more")
-        super().__init__(f"{status} {code}: {'; '.join(said)}" if status else message)
+            parts.append(f"and {len(details) - SHOWN_DETAILS} more")
+        super().__init__(f"{status} {code}: {'; '.join(parts)}" if status else message)
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s

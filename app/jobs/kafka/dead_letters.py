@@ -104,11 +104,11 @@ class DeadLetters:
 
 def _headers(letter: DeadLetter, omitted: Sequence[str]) -> list[tuple[str, bytes]]:
     record = letter.record
-    said = {
+    headers = {
         "lisarec-reason": letter.reason[:REASON_CHARS],
         "lisarec-topic": record.topic(),
         "lisarec-partition": record.partition(),
         "lisarec-offset": record.offset(),
         **({"lisarec-omitted": ",".join(omitted)} if omitted else {}),
     }
-    return [(name, str(content).encode()) for name, content in said.items()]
+    return [(name, str(content).encode()) for name, content in headers.items()]
