@@ -153,7 +153,6 @@ async def replay(
     waiting = iter(histories)
     warned: set[str] = set()
     async with httpx.AsyncClient(**service.of_client()) as client:
-        await _require_service(client)
 
         async def send_users() -> None:
             for batch in _batches(waiting, batch_size):
@@ -183,18 +182,14 @@ def wait_for_service(url: str, say: Callable[[str], None]) -> None:
                 client.get("/healthz")
             except httpx.TransportError as exc:
                 if time.monotonic() + pause_s > give_up_s:
-                    raise _not_there(service.url, exc) from exc
+                    hint = "start the service with 'lisarec serve' and wait until it prints its address"
+                    raise ReplayError(f"{service.url} cannot be reached ({exc}); {hint}") from exc
             else:
                 return
             if pause_s == FIRST_PAUSE_S:
                 say(f"waiting for {service.url}: no answer yet")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
-
-
-def _not_there(url: object, exc: httpx.TransportError) -> ReplayError:
-    hint = "start the service with 'lisarec serve' and wait until it prints its address"
-    return ReplayError(f"{url} cannot be reached ({exc}); {hint}")
 
 
 def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterator[list[EventJson]]:
@@ -366,11 +361,3 @@ def _require_no_credentials(url: str) -> None:
             "the URL has an @ but no valid user and password before it; use one such as "
             "http://USER:PASSWORD@127.0.0.1:8000, and encode special characters of a password, as %2F for /"
         )
-
-
-async def _require_service(client: httpx.AsyncClient) -> None:
-    """Fail at once if no service answers; retries are for a service that answered before."""
-    try:
-        await client.get("/healthz")
-    except httpx.TransportError as exc:
-        raise _not_there(client.base_url, exc) from exc

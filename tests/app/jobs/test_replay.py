@@ -286,11 +286,6 @@ class TestGivesUp:
         ):
             run(service, interactions, concurrency=1, retry_for_s=0.3)
 
-    def test_at_once_when_nobody_is_there(self, interactions: Interactions) -> None:
-        message = r"127\.0\.0\.1:9 cannot be reached .*; start the service with 'lisarec serve'"
-        with pytest.raises(ReplayError, match=message):
-            run(Service(url="http://127.0.0.1:9"), interactions)
-
     def test_when_the_service_goes_away(self, service: Service, interactions: Interactions) -> None:
         service.answers = [None, *[(None, None)] * 100]
         with pytest.raises(ReplayError, match=r"cannot be reached .*; gave up after 0\.3 s"):
