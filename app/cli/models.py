@@ -15,11 +15,9 @@ from app.cli.console import console, say
 from app.cli.options import (
     DataOptions,
     Device,
-    EventsPerUserOption,
     JsonOption,
     MemoryOption,
     ThreadsOption,
-    UsersSampleOption,
     file_to_write,
     known_preset_or_mechanism,
     model_output,
@@ -62,8 +60,14 @@ class LessWorkOptions:
         datetime | None,
         typer.Option(parser=moment, help="Ignore training events before this date or time.", metavar="DATE"),
     ] = None
-    users_sample: UsersSampleOption = 1.0
-    events_per_user: EventsPerUserOption = None
+    users_sample: Annotated[float, typer.Option(min=0.001, max=1, help="Share of users to train on.")] = 1.0
+    events_per_user: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Maximum events per user and epoch: half are the newest, half a stretch that changes each epoch.",
+        ),
+    ] = None
     negatives: Annotated[
         NegativesChoice, typer.Option(help="How to sample negatives for a catalogue of more than 20,000 items.")
     ] = "uniform"

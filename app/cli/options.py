@@ -136,14 +136,6 @@ MemoryOption = Annotated[
         metavar="SIZE",
     ),
 ]
-EventsPerUserOption = Annotated[
-    int | None,
-    typer.Option(
-        min=2,
-        help="Maximum events per user and epoch: half are the newest, half a stretch that changes each epoch.",
-    ),
-]
-UsersSampleOption = Annotated[float, typer.Option(min=0.001, max=1, help="Share of users to train on.")]
 
 
 def file_to_write(text: str) -> Path:
