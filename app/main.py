@@ -60,7 +60,7 @@ MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE_BYTES = 1 << 17
 WORKER_SILENT_S = 30  # after which a worker is killed: on a busy machine, imports keep one silent for more than 5 s
 IDLE_TIMEOUT_S = 620  # longer than the pools of proxies keep idle connections: 60 s to 600 s, with few exceptions
-SWITCH_INTERVAL_S = 0.001  # so long a thread that computes keeps the event loop waiting, at each of its steps
+SWITCH_INTERVAL_S = 0.001  # how long a computing thread may delay each step of the event loop
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ def serve(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, exit_now)
     with rare_garbage_collection():
         app = create_app(settings)
-        # Start and stop once, so that what is wrong is reported in one sentence, not in a traceback of every worker.
+        # Start and stop once, so that a failure is one sentence, and not a traceback from every worker.
         models = asyncio.run(start_and_stop(app))
     freeze_loaded_objects()
     if is_terminating:  # Python ignores what is raised while it runs a destructor
@@ -242,7 +242,7 @@ class Workers(Multiprocess):
 
 
 def banner(settings: Settings, models: Mapping[str, ServedModel]) -> Iterator[str]:
-    """Yield what an operator asks first of a service: version, address, keys, store, and the model of each tenant."""
+    """Yield the lines that a starting service logs: version, address, keys, store, and the model of each tenant."""
     processes = "one process" if settings.workers == 1 else f"{settings.workers} processes"
     port = settings.port or "any free port"
     url = f"{settings.scheme}://{settings.host}:{port}"

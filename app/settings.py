@@ -49,7 +49,7 @@ PlaceSetting = Annotated[Place, BeforeValidator(parse_place), PlainSerializer(st
 class StoreSettings(BaseSettings):
     """Where users, log and models are stored. Each field is also an environment variable, such as ``LISAREC_DATA_DIR``.
 
-    Arguments win over the environment.
+    Arguments override the environment.
     """
 
     model_config = SettingsConfigDict(
@@ -349,7 +349,7 @@ def is_started_by_torchrun() -> bool:
 
 
 def share_metrics(directory: Path) -> None:
-    """Let the worker processes that are started next keep their metrics there, by prometheus_client's own variable."""
+    """Make workers that start later keep their metrics in this folder, through prometheus_client's own variable."""
     os.environ[SHARED_METRICS] = str(directory)
 
 
@@ -360,7 +360,7 @@ def shared_metrics() -> Path | None:
 
 
 def without_password(url: str) -> str:
-    """Return the URL with the word PASSWORD in the place of its password, so that it can be shown."""
+    """Return the URL for display, with the word PASSWORD in place of its password."""
     url = re.sub(r"(?<=[?&]password=)[^&]*", "PASSWORD", url)
     return url if urlsplit(url).password is None else with_password(url, "PASSWORD")
 

@@ -79,7 +79,7 @@ class CategoryColumn(SetColumn):
         return self._rows_with(tuple(names), self._replaced.changes)
 
     def rows_with_all_names(self, names: Sequence[str]) -> Bitmap:
-        """Return the items that have each of these distinct categories, of which there is at least one; also shared."""
+        """Return the items that have all of these distinct categories, at least one; the bitmap is shared, too."""
         if len(names) > CACHED_NAMES:
             return self._build_rows_with_all(names, 0)
         return self._rows_with_all(tuple(names), self._replaced.changes)
@@ -117,7 +117,7 @@ class CategoryColumn(SetColumn):
         return pack(sets_with_any(is_wanted, self._sets)[:-1])
 
     def rows_with_all_labels(self, labels: NDArray[np.int64]) -> Bitmap:
-        """Return the items that have each of the categories with these distinct numbers, of which there are some."""
+        """Return the items that have all of the categories with these distinct numbers, at least one."""
         items = bitmap.empty(len(self._of_model))
         if labels.max() < len(self._of_model.names):
             items = np.bitwise_and.reduce([self._rows_of_model(number) for number in labels.tolist()])
@@ -179,7 +179,7 @@ class CategoryColumn(SetColumn):
         return numbers
 
     def _build_rows_of_model(self, number: int) -> Bitmap:
-        """Return the items that have the category in the model, whatever has replaced theirs since."""
+        """Return the items that have the category in the model, including those whose categories were replaced."""
         items = bitmap.empty(len(self._of_model))
         bitmap.add(items, self._of_model.items_of(number).astype(np.int64))
         return items

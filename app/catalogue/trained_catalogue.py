@@ -199,7 +199,7 @@ class TrainedCatalogue:
         return self._categories.rows_with_names(categories)
 
     def in_all_categories(self, categories: Sequence[str]) -> Bitmap:
-        """Return the items that have each of these distinct categories, of which there is at least one; also shared."""
+        """Return the items that have all of these distinct categories, at least one; the bitmap is shared, too."""
         return self._categories.rows_with_all_names(categories)
 
     @property

@@ -64,7 +64,7 @@ def import_items(
     try:
         items = read(table, held_types(url, key), mapping, empty_removes=empty_removes)
     except DataError as exc:
-        raise DataError(str(exc).replace(str(table), str(file))) from None  # which is a copy that the user cannot see
+        raise DataError(str(exc).replace(str(table), str(file))) from None  # not the copy, which is temporary
     with JobProgress(TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeLeftColumn(), console=console) as bar:
         task = bar.add_task("items", total=len(items))
         unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))

@@ -115,7 +115,7 @@ async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
 async def erase_tenant(settings: StoreSettings, on_progress: Callable[[int], None]) -> int:
     """Erase the tenant, except its audit log, and return how many users it had.
 
-    The audit log has an entry before and one after it, so that it shows an interrupted one, too.
+    The audit log gets an entry before and after, so that it also shows an interrupted erasure.
 
     raises  StorageError, ValueError  when a process serves the tenant, or the store fails
     """

@@ -133,7 +133,7 @@ async def drop(settings: StoreSettings, name: str) -> int:
         known = await store.generations.known()
         matching = [one for one in known if name in (one.named.name, one.named.tag.hex())]
         _require_unserved(name, matching, known)
-        # first, because a generation that is gone cannot be dropped again, and then logged
+        # before the drop: a dropped generation cannot be dropped again to be logged
         tags = [one.named.tag.hex() for one in matching]
         await audit_command(store, settings, "model.drop", name, tags=tags)
         return sum([await store.generations.drop(one.named.tag) for one in matching])

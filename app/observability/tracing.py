@@ -15,7 +15,7 @@ class Trace:
     spans: Spans = field(default_factory=dict)
 
     def add(self, spans: Spans) -> None:
-        """Add spans, which may be those of other requests, too: they do not change any more."""
+        """Add spans. Other requests may share them, so nobody may change them."""
         self.spans = self.spans | spans if self.spans else spans
 
 

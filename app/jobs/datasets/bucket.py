@@ -43,7 +43,7 @@ def local_copy(url: ObjectUrl, cache: Path) -> Path:
 
 
 def own_directory(parent: Path) -> Path:
-    """Make a directory that goes with this process, and remove those of processes that were killed."""
+    """Make a directory that is removed when this process ends, and remove those of processes that were killed."""
     parent.mkdir(parents=True, exist_ok=True)
     making = os.open(parent, os.O_RDONLY)
     try:

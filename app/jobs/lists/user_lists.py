@@ -109,7 +109,7 @@ async def _once_reached(work: Callable[[], Awaitable[ResultT]]) -> ResultT:
 
 
 def _is_temporary(failure: StorageError) -> bool:
-    """Return whether the store may recover by itself, which it does not where data are damaged."""
+    """Return whether the store may recover by itself; it does not if data are damaged."""
     return isinstance(failure, StorageBusy | StorageUnavailable) and failure.failure_cause != "damaged"
 
 

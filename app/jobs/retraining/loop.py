@@ -38,7 +38,7 @@ def run_trainer(
 ) -> RoundOutcome:
     """Retrain once, or every `every_s` seconds, where a failed round is logged and tried again.
 
-    In the first minutes, a store that no service has made yet is no failure, and soon tried again.
+    In the first minutes, a store that no service has created yet is not a failure, and is retried soon.
 
     raises  StorageError, ValueError, OSError  when a single round fails
     """

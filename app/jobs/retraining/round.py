@@ -164,7 +164,7 @@ class RetrainingRound:
         return is_same and notes.get("served") == _tag(served) and self._data.exist()
 
     def _recipe(self, served: Artifact | None) -> dict[str, Any]:
-        """Return what another version may train otherwise, which cannot continue a training of this one."""
+        """Return the configuration of the training. A version that has another one cannot continue it."""
         return self._plan.config(served).model_dump(mode="json")
 
     def _prepare(self, served: Artifact | None) -> RoundOutcome | None:
