@@ -15,11 +15,9 @@ class QueuedRequest(Protocol):
     @property
     def size(self) -> int:
         """The size of the request, which counts towards that of its group."""
-        ...
 
     def fail(self, cause: Exception) -> None:
         """Answer the caller with the failure."""
-        ...
 
 
 RequestT = TypeVar("RequestT", bound=QueuedRequest)

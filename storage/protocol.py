@@ -38,31 +38,24 @@ class GenerationRegistry(Protocol):
 
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
         """Register the generation, and announce that a process uses it for a number of seconds, at most an hour."""
-        ...
 
     async def known(self) -> list[KnownGeneration]:
         """Return every generation that was announced or activated and not dropped."""
-        ...
 
     async def active(self) -> NamedGeneration | None:
         """Return the active generation; None before the first activation."""
-        ...
 
     async def activate(self, generation: NamedGeneration) -> None:
         """Activate this generation atomically, for all processes."""
-        ...
 
     async def set_experiment(self, text: str | None) -> None:
         """Set the experiment's text, which every process polls; None removes it."""
-        ...
 
     async def drop(self, tag: bytes) -> int:
         """Remove this tenant's states of a generation, codes, name and tallies; return how many states. Repeatable."""
-        ...
 
     def states(self, tag: bytes) -> AsyncIterator[list[FoldedState]]:
         """Iterate over this tenant's saved states of a generation; one that moves to another node may be missed."""
-        ...
 
 
 class EventStore(Protocol):
@@ -81,22 +74,18 @@ class EventStore(Protocol):
 
         raises  StorageBusy  when too many events are queued, or a long log of one of the users is being erased
         """
-        ...
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         """Return the first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
-        ...
 
     async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
         """Return the users who have no logged events and were not merged into another user.
 
         raises  StorageBusy  when too many reads are queued
         """
-        ...
 
     async def log_lengths(self, tenant: str, user_ids: Sequence[str], *, limit: int) -> list[int]:
         """Return each log's number of entries, up to `limit`, as which a log that is partly in an archive counts."""
-        ...
 
     async def archived_files(self, tenant: str, user_id: str, *, after: int = 0) -> int:
         """Return the number of archive files that `events` reads for the user's entries above `after`.
@@ -109,7 +98,6 @@ class EventStore(Protocol):
 
     async def erasure_length(self, tenant: str, user_id: str, *, limit: int) -> int:
         """Return how many log entries, others' too, an erasure of the user goes through, counted up to `limit`."""
-        ...
 
     async def seen_items(
         self, tenant: str, user_id: str, events: EventFilter = EVERY_EVENT, *, limit: int = MAX_SEEN_ENTRIES
@@ -119,11 +107,9 @@ class EventStore(Protocol):
         The log is read in pages, newest first, with other reads in between. The state is included if that takes no
         further read; a store may omit it.
         """
-        ...
 
     def log(self) -> AsyncIterator[LogPage]:
         """Iterate over the whole log of every user, as of some moment after the call."""
-        ...
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         """Stop counting the event that was posted with this user and id; return whether it counted until now.
@@ -132,7 +118,6 @@ class EventStore(Protocol):
 
         raises  UnknownEvent  when no such event is logged
         """
-        ...
 
     async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
         """Merge the visitor into the user, with or without events; return False if that was done before.
@@ -144,14 +129,12 @@ class EventStore(Protocol):
         raises  MergeRefused   when the visitor was merged into somebody else, or the user into the visitor
                 MergeTooLarge  when the visitor has more than MAX_MERGED entries
         """
-        ...
 
     async def erase(self, tenant: str, user_id: str) -> None:
         """Remove the log and the states of the user and of everybody who was merged into the user.
 
         Later events belong to a new user. The archiver's next run removes archived ones. Unknown users are no error.
         """
-        ...
 
 
 class StateStore(Protocol):
@@ -163,11 +146,9 @@ class StateStore(Protocol):
 
     def node_of(self, tenant: str, user_id: str) -> str:
         """Return the node with the user's state, "" for the only one; calls for its users may wait for each other."""
-        ...
 
     def serve_generations(self, generations: Sequence[Generation]) -> None:
         """Keep the states of these generations up to date from now on, instead of the previous ones."""
-        ...
 
     async def states(
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
@@ -180,15 +161,12 @@ class StateStore(Protocol):
         raises  StorageBusy  when too many reads are queued
                 PartlyRead   when only some states can be read
         """
-        ...
 
     async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
         """Save these states, dated by their last events, unless a user has a newer state or no log any more."""
-        ...
 
     async def drop_idle_states(self) -> int:
         """Remove states that got no event for the configured time; return how many. They can be folded again."""
-        ...
 
 
 class HistoryStore(EventStore, StateStore, Protocol):
@@ -207,19 +185,15 @@ class ItemStore(Protocol):
         raises  PropertyRefused  when a value has another type than its property, or there would be too many properties
                 VectorRefused    when a vector has another dimension than those of the tenant's other items
         """
-        ...
 
     async def put_item_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
         """Set these codes, each for its item and generation, in one atomic, durable step. It may be repeated."""
-        ...
 
     async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
         """Return the first changes above the version `after`, at most `limit`; without any, the version is `after`."""
-        ...
 
     async def tenants(self) -> list[str]:
         """Return the tenants with generations, items or their codes, types of properties, scenarios or an audit log."""
-        ...
 
 
 class PropertyStore(Protocol):
@@ -232,7 +206,6 @@ class PropertyStore(Protocol):
 
     async def held(self, tenant: str) -> HeldProperties:
         """Return the properties of the tenant."""
-        ...
 
     async def declare(self, tenant: str, types: TypeChanges) -> None:
         """Declare these types, and remove the properties with None: all of them or none, durably. It may be repeated.
@@ -242,7 +215,6 @@ class PropertyStore(Protocol):
 
         raises  PropertyRefused  when a property has another type, or there would be too many
         """
-        ...
 
     async def put_of_user(self, tenant: str, user_id: str, properties: Mapping[str, PropertyValue | None]) -> None:
         """Set these properties of the user, in one atomic, durable step; None removes one. It may be repeated.
@@ -250,15 +222,12 @@ class PropertyStore(Protocol):
         raises  PropertyRefused  as `ItemStore.put_items` does
                 StorageBusy      when the user is being erased
         """
-        ...
 
     async def of_user(self, tenant: str, user_id: str) -> dict[str, PropertyValue]:
         """Return the user's properties."""
-        ...
 
     def of_users(self) -> AsyncIterator[tuple[str, str, dict[str, PropertyValue]]]:
         """Iterate over the tenants, ids and properties of all users who have some."""
-        ...
 
 
 class ScenarioStore(Protocol):
@@ -266,22 +235,18 @@ class ScenarioStore(Protocol):
 
     async def revision(self, tenant: str) -> str:
         """Return the revision of the tenant's scenarios, which every process polls."""
-        ...
 
     async def scenarios(self, tenant: str) -> Scenarios:
         """Return the newest version of each scenario; if one changes meanwhile, it may be newer than the revision."""
-        ...
 
     async def versions(self, tenant: str, name: str) -> list[str]:
         """Return the kept versions of the scenario, oldest first."""
-        ...
 
     async def add(self, tenant: str, name: str, text: str, *, believed: str, dropped: str | None = None) -> bool:
         """Add a version of the scenario, durably, if the revision is still `believed`; return whether it was.
 
         dropped  the name of another scenario, all of whose versions are removed in the same step
         """
-        ...
 
 
 class StatisticsStore(Protocol):
@@ -289,23 +254,18 @@ class StatisticsStore(Protocol):
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         """Count each item's users by logged events of these types: of long logs, by the newest and archived ones."""
-        ...
 
     async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
         """Add the visits to the items' trends, in one step or a few; recent visitors of an item do not count again."""
-        ...
 
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
         """Return the items with the most visitors, in descending order, with their counts after decay."""
-        ...
 
     async def add_tallies(self, tenant: str, counts: Mapping[Tally, float]) -> None:
         """Add to the counters of these names. A repeated call counts again."""
-        ...
 
     async def tallies(self, tenant: str) -> dict[Tally, float]:
         """Return every counter of the tenant by name."""
-        ...
 
 
 class OrderStore(Protocol):
@@ -313,19 +273,15 @@ class OrderStore(Protocol):
 
     async def newest(self, tenant: str, user_id: str, limit: int) -> list[LogRecord]:
         """Return the newest `limit` entries of the user's log, newest first, without those only in an archive."""
-        ...
 
     async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
         """Add to the counts of these names, which decay, in one step; the largest MAX_ORDER_COUNTS are kept."""
-        ...
 
     async def counts(self, tenant: str) -> dict[str, float]:
         """Return every count by name, as of the last addition."""
-        ...
 
     async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> set[str]:
         """Delete the counts of orders with these items, and the items' trends; return the items that had any."""
-        ...
 
 
 class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
@@ -350,12 +306,10 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     @property
     def generations(self) -> GenerationRegistry:
         """The registry of the store's tenant."""
-        ...
 
     @property
     def waiting(self) -> int:
         """The number of queued reads and writes, in events and users."""
-        ...
 
     async def repair(self, *, accept_loss: bool = False) -> int:
         """Rebuild users' damaged data from the log and the archive. Return the number of repaired users.
@@ -374,11 +328,9 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
     async def pointers(self) -> TenantPointers:
         """Return the values of the store's tenant that processes poll, in one round trip."""
-        ...
 
     async def secret(self) -> bytes:
         """Return 32 random bytes, generated once for the data and the same for all processes."""
-        ...
 
     @property
     def failure(self) -> StorageUnavailable | None:
@@ -386,15 +338,12 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
         The store has lost acknowledged data, has other data, or would lose new data.
         """
-        ...
 
     async def erase_tenant(self, tenant: str) -> None:
         """Remove whatever the store has of a tenant without users, except its audit log. It may be repeated."""
 
     async def ping(self) -> None:
         """Return when the store can be read."""
-        ...
 
     async def close(self) -> None:
         """Answer all accepted requests, then release all resources. Closing again changes nothing."""
-        ...

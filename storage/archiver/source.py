@@ -31,31 +31,24 @@ class LogSource(Protocol):
 
         `claim` does this, too.
         """
-        ...
 
     def claim(self, archive_id: str, is_new: bool) -> None:
         """Bind this log to that archive; StorageError when it is bound to another one."""
-        ...
 
     def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
         """Yield the entries of each partition after its position.
 
         raises  StorageError  when the entry at the position is not the one that was there
         """
-        ...
 
     def require(self, positions: Mapping[int, str]) -> None:
         """Raise StorageError if an entry at one of these positions has gone since it was read."""
-        ...
 
     def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:
         """Remove the entries logged before that time and strictly before the position; return how many."""
-        ...
 
     def scrub(self) -> None:
         """Remove the remaining data of erased users from the log, and what left the log from its files."""
-        ...
 
     def memory_usage(self) -> Sequence[tuple[str, int, int]]:
         """Return the name, used bytes and maximum bytes (0: no limit) of each server with the log in memory."""
-        ...

@@ -71,15 +71,12 @@ class AuditLog(Protocol):
         keys  what to note in the same step; if the keys noted before differ from `believed`, nothing is appended, and
               False is returned
         """
-        ...
 
     async def entries(self, tenant: str, *, after: int = 0, limit: int = 100) -> list[NumberedEntry]:
         """Return the first `limit` entries with numbers above `after`, in order."""
-        ...
 
     async def keys_seen(self, tenant: str) -> str:
         """Return the keys of the tenant at the last check; empty if there was none."""
-        ...
 
 
 def user_mark(secret: bytes, tenant: str, user_id: str) -> str:

@@ -21,11 +21,9 @@ class VectorStore(Protocol):
 
     async def numbers(self, tenant: str) -> int:
         """Return how many numbers the tenant's vectors have; 0 if no item has a vector."""
-        ...
 
     async def of_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, bytes]:
         """Return the vectors of these items by id, without those that have none."""
-        ...
 
 
 def encode(numbers: Sequence[float]) -> bytes:

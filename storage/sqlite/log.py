@@ -73,15 +73,12 @@ class PageReader(Protocol):
 
     def read_now(self, query: Callable[[sqlite3.Connection], T]) -> T | None:
         """Run a query of some microseconds in the caller's thread; return None if `read` has to run it."""
-        ...
 
     def read(self, query: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
         """Run a query of some milliseconds."""
-        ...
 
     def read_page(self, query: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
         """Run a query that reads a page."""
-        ...
 
 
 def resolve_alias(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
