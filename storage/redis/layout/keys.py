@@ -78,7 +78,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -125,7 +124,7 @@ class Keyspace:
 
     def items(self, tenant: str) -> ItemKeys:
         """Return the keys of the tenant's items."""
-        return ItemKeys(f"{self.prefix}:{{items:{quote(tenant, safe='')}}}")
+        return _item_keys(f"{self.prefix}:{{items:{_encoded(tenant)}}}")
 
     def experiment(self, tenant: str) -> str:
         """Return the key of the tenant's experiment."""
@@ -232,105 +231,40 @@ def _escaped(text: str) -> str:
     return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
 
 
-@dataclass(frozen=True, slots=True)
 class ItemKeys:
-    """The keys of a tenant's items, all in one slot."""
+    """The keys of a tenant's items, all in one slot.
 
-    prefix: str  # PREFIX:{items:TENANT}
+    prefix  PREFIX:{items:TENANT}
+    """
 
-    @property
-    def version(self) -> str:
-        """Key of the number of changes."""
-        return f"{self.prefix}:version"
-
-    @property
-    def changes(self) -> str:
-        """Key of the item ids in the order of their last changes."""
-        return f"{self.prefix}:changes"
-
-    @property
-    def parts(self) -> list[str]:
-        """Keys of the values, in the order of an ItemEntry's fields."""
-        return [f"{self.prefix}:{part}" for part in ("title", "categories", "available", "properties")]
-
-    @property
-    def vectors(self) -> str:
-        """Key of the items' vectors."""
-        return f"{self.prefix}:vectors"
-
-    @property
-    def vector_bytes(self) -> str:
-        """Key of the size of each vector."""
-        return f"{self.prefix}:vector-bytes"
-
-    @property
-    def property_types(self) -> str:
-        """Key of the types of the properties of items and users."""
-        return f"{self.prefix}:property-types"
-
-    @property
-    def scenarios(self) -> str:
-        """Key of the newest versions of scenarios."""
-        return f"{self.prefix}:scenarios"
-
-    @property
-    def scenarios_revision(self) -> str:
-        """Key of the value that changes with every scenario."""
-        return f"{self.prefix}:scenarios-revision"
+    def __init__(self, prefix: str) -> None:
+        self.version = f"{prefix}:version"
+        self.changes = f"{prefix}:changes"
+        # in the order of an ItemEntry's fields
+        self.parts = tuple(f"{prefix}:{part}" for part in ("title", "categories", "available", "properties"))
+        self.vectors = f"{prefix}:vectors"
+        self.vector_bytes = f"{prefix}:vector-bytes"
+        self.property_types = f"{prefix}:property-types"
+        self.scenarios = f"{prefix}:scenarios"
+        self.scenarios_revision = f"{prefix}:scenarios-revision"
+        self.audit = f"{prefix}:audit"
+        self.keys_seen = f"{prefix}:keys-seen"
+        self.code_changes = f"{prefix}:code-changes"
+        self.codes = f"{prefix}:codes"
+        self.trends = f"{prefix}:trends"
+        self.trend_clock = f"{prefix}:trend-clock"
+        self.visitors = f"{prefix}:visitors"
+        self.order_counts = f"{prefix}:order-counts"
+        self.order_clock = f"{prefix}:order-clock"
+        self.tallies = f"{prefix}:tallies"
+        self._prefix = prefix
 
     def scenario(self, name: str) -> str:
         """Return the key of the versions of a scenario."""
-        return f"{self.prefix}:scenario:{name}"
+        return f"{self._prefix}:scenario:{name}"
 
-    @property
-    def audit(self) -> str:
-        """Key of the audit log."""
-        return f"{self.prefix}:audit"
 
-    @property
-    def keys_seen(self) -> str:
-        """Key of the API keys at the last check."""
-        return f"{self.prefix}:keys-seen"
-
-    @property
-    def code_changes(self) -> str:
-        """Key of the items and generations in the order of their codes' last changes."""
-        return f"{self.prefix}:code-changes"
-
-    @property
-    def codes(self) -> str:
-        """Key of the codes by item and generation."""
-        return f"{self.prefix}:codes"
-
-    @property
-    def trends(self) -> str:
-        """Key of the items' trends."""
-        return f"{self.prefix}:trends"
-
-    @property
-    def trend_clock(self) -> str:
-        """Key of the clock of the trends."""
-        return f"{self.prefix}:trend-clock"
-
-    @property
-    def visitors(self) -> str:
-        """Key of the items' visitors."""
-        return f"{self.prefix}:visitors"
-
-    @property
-    def order_counts(self) -> str:
-        """Key of the counts of items bought together."""
-        return f"{self.prefix}:order-counts"
-
-    @property
-    def order_clock(self) -> str:
-        """Key of the clock of these counts."""
-        return f"{self.prefix}:order-clock"
-
-    @property
-    def tallies(self) -> str:
-        """Key of the tenant's counters."""
-        return f"{self.prefix}:tallies"
+_item_keys = cache(ItemKeys)
 
 
 class User(NamedTuple):
