@@ -1,8 +1,8 @@
 """The schema of the embedded store.
 
-SQLite stores the text of these statements, comments included, in the file. `PRAGMA user_version` is SCHEMA_VERSION, and
-`PRAGMA application_id` the number of the newest commit, see connections/open_files.py. docs/reference/byte-formats.md
-says what others may rely on.
+SQLite stores the text of each statement in the file, with the comments inside it. `PRAGMA user_version` is
+SCHEMA_VERSION, and `PRAGMA application_id` the number of the newest commit, see connections/open_files.py.
+docs/reference/byte-formats.md says what others may rely on.
 """
 
 import sqlite3
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from storage.errors import StorageError
 
-# AUTOINCREMENT never uses a sequence number again: states and readers remember how far they got.
-# log_by_event begins with the id: new ids that are UUIDv7 are neighbours, so a batch of events changes few pages of it.
-# log_by_user ends in the rowid, which is seq: it also finds a user's newest entry.
-LOG_SCHEMA = """
+SCHEMA = """
+-- AUTOINCREMENT never uses a sequence number again: states and readers remember how far they got.
+-- log_by_event begins with the id: new UUIDv7 ids are neighbours, so a batch of events changes few pages of it.
+-- log_by_user ends in the rowid, which is seq: it also finds a user's newest entry.
 CREATE TABLE log (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
@@ -33,11 +33,9 @@ CREATE TABLE log (
 );
 CREATE UNIQUE INDEX log_by_event ON log (tenant, event_id, user_id, kind);
 CREATE INDEX log_by_user ON log (tenant, user_id);
-"""
 
-# written_day is the day of the last event, or of a later read that had to fold the log. The index changes only with the
-# first event of a day.
-STATES_SCHEMA = """
+-- written_day is the day of the last event, or of a later read that had to fold the log. The index changes only with
+-- the first event of a day.
 CREATE TABLE states (
     tenant TEXT NOT NULL,
     user_id TEXT NOT NULL,
@@ -48,9 +46,7 @@ CREATE TABLE states (
     PRIMARY KEY (tenant, user_id, generation)
 );
 CREATE INDEX states_by_day ON states (written_day);
-"""
 
-GENERATIONS_SCHEMA = """
 CREATE TABLE generations (
     tenant TEXT NOT NULL,
     tag BLOB NOT NULL,
@@ -59,20 +55,16 @@ CREATE TABLE generations (
     is_active INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (tenant, tag)
 );
-"""
 
-# The users who were erased, and the end of the log then. Copies of the log, such as an archive, erase them too.
-ERASURES_SCHEMA = """
+-- The users who were erased, and the end of the log then. Copies of the log, such as an archive, erase them too.
 CREATE TABLE erasures (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
     user BLOB NOT NULL, -- digest of the user's id
     through_seq INTEGER NOT NULL
 );
-"""
 
-# A chain of merges is one hop: when a user is merged into another one, the aliases that point at the user are moved.
-ALIASES_SCHEMA = """
+-- A chain of merges is one hop: when a user is merged into another one, the aliases that point at the user are moved.
 CREATE TABLE aliases (
     tenant TEXT NOT NULL,
     user_id TEXT NOT NULL,
@@ -80,10 +72,8 @@ CREATE TABLE aliases (
     PRIMARY KEY (tenant, user_id)
 ) WITHOUT ROWID;
 CREATE INDEX aliases_by_target ON aliases (tenant, target);
-"""
 
-# A column is NULL until the tenant sets its part. The versions of items and of codes are one sequence.
-ITEMS_SCHEMA = """
+-- A column is NULL until the tenant sets its part. The versions of items and of codes are one sequence.
 CREATE TABLE items (
     tenant TEXT NOT NULL,
     item_id TEXT NOT NULL,
@@ -107,28 +97,22 @@ CREATE TABLE item_codes (
     PRIMARY KEY (tenant, item_id, generation)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX item_codes_by_version ON item_codes (tenant, version);
-"""
 
-# A separate table, so that reading items does not scan vectors of 2 kB.
-VECTORS_SCHEMA = """
+-- A separate table, so that reading items does not scan vectors of 2 kB.
 CREATE TABLE item_vectors (
     tenant TEXT NOT NULL,
     item_id TEXT NOT NULL,
     vector BLOB NOT NULL, -- see storage/items/vectors.py
     PRIMARY KEY (tenant, item_id)
 ) WITHOUT ROWID;
-"""
 
-USER_PROPERTIES_SCHEMA = """
 CREATE TABLE user_properties (
     tenant TEXT NOT NULL,
     user_id TEXT NOT NULL, -- of whom others became by merges, never of those
     properties TEXT NOT NULL, -- as those of items
     PRIMARY KEY (tenant, user_id)
 ) WITHOUT ROWID;
-"""
 
-TRENDS_SCHEMA = """
 CREATE TABLE trends (
     tenant TEXT NOT NULL,
     item_id TEXT NOT NULL,
@@ -142,9 +126,7 @@ CREATE TABLE visitors (
     recent BLOB NOT NULL, -- this half-life's, see with_visitor in storage/items/trends.py
     PRIMARY KEY (tenant, item_id)
 ) WITHOUT ROWID;
-"""
 
-ORDER_COUNTS_SCHEMA = """
 CREATE TABLE order_counts (
     tenant TEXT NOT NULL,
     name TEXT NOT NULL, -- see OrderStore in storage/protocol.py
@@ -152,9 +134,7 @@ CREATE TABLE order_counts (
     PRIMARY KEY (tenant, name)
 ) WITHOUT ROWID;
 CREATE INDEX order_counts_by_trend ON order_counts (tenant, trend);
-"""
 
-TALLIES_SCHEMA = """
 CREATE TABLE tallies (
     tenant TEXT NOT NULL,
     name TEXT NOT NULL, -- a JSON array
@@ -167,9 +147,7 @@ CREATE TABLE notes (
     value TEXT NOT NULL,
     PRIMARY KEY (tenant, name)
 ) WITHOUT ROWID;
-"""
 
-SCENARIOS_SCHEMA = """
 CREATE TABLE scenarios (
     number INTEGER PRIMARY KEY AUTOINCREMENT, -- of the version, among those of all scenarios
     tenant TEXT NOT NULL,
@@ -177,10 +155,8 @@ CREATE TABLE scenarios (
     version TEXT NOT NULL
 );
 CREATE INDEX scenarios_by_name ON scenarios (tenant, name);
-"""
 
-# Triggers prevent changes by mistake. Whoever has the file can drop them.
-AUDIT_SCHEMA = """
+-- Triggers prevent changes by mistake. Anyone who can write the file can drop them.
 CREATE TABLE audit (
     tenant TEXT NOT NULL,
     number INTEGER NOT NULL, -- of the entry, from 1
@@ -190,22 +166,6 @@ CREATE TABLE audit (
 CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'an audit log only grows'); END;
 CREATE TRIGGER audit_kept BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'an audit log only grows'); END;
 """
-
-SCHEMAS = (
-    LOG_SCHEMA,
-    STATES_SCHEMA,
-    GENERATIONS_SCHEMA,
-    ERASURES_SCHEMA,
-    ALIASES_SCHEMA,
-    ITEMS_SCHEMA,
-    VECTORS_SCHEMA,
-    USER_PROPERTIES_SCHEMA,
-    TRENDS_SCHEMA,
-    ORDER_COUNTS_SCHEMA,
-    TALLIES_SCHEMA,
-    SCENARIOS_SCHEMA,
-    AUDIT_SCHEMA,
-)
 SCHEMA_VERSION = 17
 
 
@@ -227,7 +187,7 @@ def create_schema(db: sqlite3.Connection, path: Path) -> None:
             "run 'lisarec backup' with that version, and 'lisarec restore' with this one into another directory"
         )
     if not version:
-        for statement in "".join(SCHEMAS).split(";\n"):
+        for statement in SCHEMA.split(";\n"):
             db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")

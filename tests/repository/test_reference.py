@@ -196,7 +196,7 @@ def test_what_makes_a_format_names_the_page_of_the_contract(module: ModuleType, 
 
 def test_every_table_and_key_of_the_stores_is_there() -> None:
     text = page("byte-formats.md")
-    tables = re.findall(r"CREATE TABLE (\w+)", " ".join(schema.SCHEMAS))
+    tables = re.findall(r"CREATE TABLE (\w+)", schema.SCHEMA)
     assert [name for name in tables if f"`{name}`" not in text] == []
     drawn = re.findall(r"^  (PREFIX:\S+)", redis_keys.__doc__ or "", re.MULTILINE)
     assert len(drawn) > 30
