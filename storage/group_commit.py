@@ -29,6 +29,9 @@ class GroupCommit(Generic[RequestT]):
     work         processes the requests of a group and answers them; returns those that must wait for the next group
     max_size     the size at which a group is full; its last request may exceed it
     max_waiting  the maximum total size of all queued requests; an empty queue accepts any
+
+    waiting_size  the total size of all queued requests
+    task          processes the groups; None while no request is queued or processed
     """
 
     def __init__(
@@ -38,46 +41,22 @@ class GroupCommit(Generic[RequestT]):
         self._max_size = max_size
         self._max_waiting = max_waiting
         self._waiting: deque[RequestT] = deque()
-        self._waiting_size = 0
-        self._closed = False
-        self._running: asyncio.Task[None] | None = None
-
-    def put(self, requests: Sequence[RequestT]) -> None:
-        """Queue the requests for the next group; StorageBusy when the queue is full."""
-        self.require_room(requests)
-        self.requeue(requests)
+        self.waiting_size = 0
+        self.task: asyncio.Task[None] | None = None
 
     def require_room(self, requests: Sequence[RequestT]) -> None:
-        """Raise what `put` would raise for the requests."""
-        if self._closed:
-            raise StorageUnavailable("the store is closed", "closed")
+        """Raise StorageBusy if the requests do not fit into the queue."""
         size = sum(request.size for request in requests)
-        if self._waiting and self._waiting_size + size > self._max_waiting:
-            raise StorageBusy(f"{self._waiting_size} reads or writes are queued for the store; try again later")
+        if self._waiting and self.waiting_size + size > self._max_waiting:
+            raise StorageBusy(f"{self.waiting_size} reads or writes are queued for the store; try again later")
 
-    def requeue(self, requests: Sequence[RequestT]) -> None:
-        """Queue requests that were accepted before, without a limit."""
+    def put(self, requests: Sequence[RequestT]) -> None:
+        """Queue the requests for the next group, without a limit."""
         self._waiting.extend(requests)
-        self._waiting_size += sum(request.size for request in requests)
-        if self._running is None:
+        self.waiting_size += sum(request.size for request in requests)
+        if self.task is None:
             # in an empty context, not the first request's, because the task serves all requests
-            self._running = asyncio.create_task(self._run(), context=Context())
-
-    @property
-    def waiting_size(self) -> int:
-        """Size of all waiting requests together."""
-        return self._waiting_size
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a group is being processed."""
-        return self._running is not None
-
-    async def close(self) -> None:
-        """Refuse new requests, and return when every accepted one is answered."""
-        self._closed = True
-        if self._running is not None:
-            await asyncio.wait([self._running])
+            self.task = asyncio.create_task(self._run(), context=Context())
 
     async def _run(self) -> None:
         while self._waiting:
@@ -86,18 +65,18 @@ class GroupCommit(Generic[RequestT]):
                 again = await self._work(group)
             except Exception as exc:
                 if isinstance(exc, StorageUnavailable):  # waiting for another time-out would not help the others
-                    group += self._next_group(self._waiting_size)
+                    group += self._next_group(self.waiting_size)
                 for request in group:
                     request.fail(exc)
             else:
                 self._waiting.extendleft(reversed(again))
-                self._waiting_size += sum(request.size for request in again)
-        self._running = None
+                self.waiting_size += sum(request.size for request in again)
+        self.task = None
 
     def _next_group(self, room: int) -> Iterator[RequestT]:
         while self._waiting and room > 0:
             request = self._waiting.popleft()
-            self._waiting_size -= request.size
+            self.waiting_size -= request.size
             room -= request.size
             yield request
 
@@ -146,12 +125,12 @@ class GroupCommitByNode(Generic[RequestT]):
         """Refuse new requests, and return when every accepted one is answered."""
         self._closed = True
         # more than once, since a node may requeue to another one
-        while running := [commit for commit in self._nodes.values() if commit.is_running]:
-            await asyncio.gather(*(commit.close() for commit in running))
+        while tasks := [commit.task for commit in self._nodes.values() if commit.task is not None]:
+            await asyncio.wait(tasks)
 
     def _requeue(self, by_node: dict[str, list[RequestT]]) -> None:
         for name, own in by_node.items():
-            self._node(name).requeue(own)
+            self._node(name).put(own)
 
     def _by_node(self, requests: Sequence[RequestT]) -> dict[str, list[RequestT]]:
         by_node: defaultdict[str, list[RequestT]] = defaultdict(list)
