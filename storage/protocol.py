@@ -290,22 +290,20 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     A store is opened with the generations that its process serves, and their tenant. The first decides the results of
     an append, which updates all states. Every method raises StorageUnavailable when the store is unreachable or closed.
 
-    properties  the types of tenants' properties, and users' properties
-    scenarios   the versions of tenants' scenarios
-    orders      counts of items bought together
-    vectors     the vectors that tenants' shops have computed for items
-    audit       the audit logs of tenants
+    generations  the registry of the store's tenant
+    properties   the types of tenants' properties, and users' properties
+    scenarios    the versions of tenants' scenarios
+    orders       counts of items bought together
+    vectors      the vectors that tenants' shops have computed for items
+    audit        the audit logs of tenants
     """
 
+    generations: GenerationRegistry
     properties: PropertyStore
     scenarios: ScenarioStore
     orders: OrderStore
     vectors: VectorStore
     audit: AuditLog
-
-    @property
-    def generations(self) -> GenerationRegistry:
-        """The registry of the store's tenant."""
 
     @property
     def waiting(self) -> int:

@@ -21,7 +21,7 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.folders.folder import Folder
 from storage.items.trends import Visit
-from storage.protocol import GenerationRegistry, UserStore
+from storage.protocol import UserStore
 from storage.records import (
     DAY_S,
     MAIN_TENANT,
@@ -113,7 +113,7 @@ class RedisStore(UserStore):
         self.orders, self.vectors = RedisOrders(session, self._log, self._corrections), RedisVectors(session)
         self._items, self.properties = RedisItems(session, archive), RedisProperties(session, self._corrections)
         self.scenarios, self.audit = RedisScenarios(session), RedisAudit(session)
-        self._generations = RedisGenerations(session, tenant)
+        self.generations = RedisGenerations(session, tenant)
 
     @classmethod
     async def open(
@@ -156,11 +156,6 @@ class RedisStore(UserStore):
                 raise
             logger.warning("the store is not available yet: %s", exc)
         return store
-
-    @property
-    @override
-    def generations(self) -> GenerationRegistry:
-        return self._generations
 
     @property
     @override
@@ -300,7 +295,7 @@ class RedisStore(UserStore):
 
     @override
     async def pointers(self) -> TenantPointers:
-        pointers = await self._generations.pointers()
+        pointers = await self.generations.pointers()
         self._session.trust.watch()
         return pointers
 

@@ -88,7 +88,7 @@ class SQLiteStore(UserStore):
         archive_dir: Path | Folder | None,
     ) -> None:
         self._database, self._archive_dir = database, archive_dir
-        self._catch_up, self._generations = CatchUpThread(database), SQLiteGenerations(database, tenant)
+        self._catch_up, self.generations = CatchUpThread(database), SQLiteGenerations(database, tenant)
         self.properties, self.scenarios = SQLiteProperties(database), SQLiteScenarios(database)
         self.orders, self.vectors, self.audit = SQLiteOrders(database), SQLiteVectors(database), SQLiteAudit(database)
         self._served = tuple(generations)
@@ -126,11 +126,6 @@ class SQLiteStore(UserStore):
         with suppress(StorageError):
             await _finish_erasures(database, tenant)  # those that a killed process has begun
         return cls(database, generations, state_ttl_days, tenant, archive_dir)
-
-    @property
-    @override
-    def generations(self) -> SQLiteGenerations:
-        return self._generations
 
     @property
     @override
