@@ -117,7 +117,8 @@ def _parse(path: Path, lines: Iterable[str], version: int) -> Iterator[TenantRec
 def _record(line: Any, version: int) -> TenantRecord:
     """Return the tenant and the record in a line; raise an error of Python if it is not valid."""
     if isinstance(line, dict) and (read_item := ITEM_LINES.get(next(iter(line), ""))):
-        return read_item(*next(iter(line.values())))
+        tenant, *values = next(iter(line.values()))
+        return tenant, read_item(*values)
     tenant, entry = _from_earlier_json(line) if version in VERSIONS_WITH_CODES_IN_ITEMS else from_json(line)
     entry = entry if version >= FIRST_WITH_LISTS else _with_items(entry)
     _require_types(tenant, entry)
@@ -135,10 +136,10 @@ def _require_types(tenant: object, entry: LogRecord) -> None:
         raise TypeError(f"the entry has the wrong type of value in {', '.join(wrong)}")
 
 
-def _item_entry(tenant: str, item_id: str, *parts: Any) -> tuple[str, ItemEntry]:
+def _item_entry(item_id: str, *parts: Any) -> ItemEntry:
     title, categories, available, *rest = parts
     properties = {name: property_from_json(value) for part in rest for name, value in part.items()}
-    return tenant, ItemEntry(item_id, title, None if categories is None else tuple(categories), available, properties)
+    return ItemEntry(item_id, title, None if categories is None else tuple(categories), available, properties)
 
 
 def item_to_json(item: ItemEntry) -> list[Any]:
@@ -151,31 +152,20 @@ def properties_to_json(properties: Mapping[str, PropertyValue | None]) -> dict[s
     return {name: property_to_json(value) for name, value in properties.items()}
 
 
-def _user(tenant: str, user_id: str, properties: Mapping[str, Any]) -> tuple[str, UserProperties]:
-    return tenant, UserProperties(user_id, {name: property_from_json(value) for name, value in properties.items()})
+def _user(user_id: str, properties: Mapping[str, Any]) -> UserProperties:
+    return UserProperties(user_id, {name: property_from_json(value) for name, value in properties.items()})
 
 
-def _scenario(tenant: str, name: str, versions: Sequence[str]) -> tuple[str, Scenario]:
-    return tenant, Scenario(name, versions)
+def _property_types(types: PropertyTypes) -> PropertyTypes:
+    return types
 
 
-def _audit_entry(tenant: str, *fields: Any) -> tuple[str, AuditEntry]:
-    return tenant, AuditEntry(*fields)
+def _item_vector(item_id: str, vector: str) -> ItemEntry:
+    return ItemEntry(item_id, vector=b64decode(vector, validate=True))
 
 
-def _property_types(tenant: str, types: PropertyTypes) -> tuple[str, PropertyTypes]:
-    return tenant, types
-
-
-def _item_vector(tenant: str, item_id: str, vector: str) -> tuple[str, ItemEntry]:
-    return tenant, ItemEntry(item_id, vector=b64decode(vector, validate=True))
-
-
-def _item_codes(
-    tenant: str, item_id: str, tag: str, evidence: int, bias: float, history: str, target: str
-) -> tuple[str, ItemCodes]:
-    codes = ItemCodes(item_id, bytes.fromhex(tag), evidence, bias, bytes.fromhex(history), bytes.fromhex(target))
-    return tenant, codes
+def _item_codes(item_id: str, tag: str, evidence: int, bias: float, history: str, target: str) -> ItemCodes:
+    return ItemCodes(item_id, bytes.fromhex(tag), evidence, bias, bytes.fromhex(history), bytes.fromhex(target))
 
 
 def codes_to_json(codes: ItemCodes) -> list[str | int | float]:
@@ -184,13 +174,13 @@ def codes_to_json(codes: ItemCodes) -> list[str | int | float]:
     return [item_id, tag.hex(), evidence, bias, history.hex(), target.hex()]
 
 
-ITEM_LINES: Mapping[str, Callable[..., tuple[str, ItemRecord]]] = {
-    "audit": _audit_entry,
+ITEM_LINES: Mapping[str, Callable[..., ItemRecord]] = {
+    "audit": AuditEntry,
     "item": _item_entry,
     "item_codes": _item_codes,
     "item_vector": _item_vector,
     "property_types": _property_types,
-    "scenario": _scenario,
+    "scenario": Scenario,
     "user": _user,
 }
 
@@ -236,9 +226,7 @@ def _from_earlier_item(entry: ItemEntry) -> ItemCodes | None:
     item_id, _, tag = entry.item_id.partition(EARLIER_CODES_MARK)
     try:
         evidence, bias, history, target = (entry.title or "").split(" ")
-        return ItemCodes(
-            item_id, bytes.fromhex(tag), int(evidence), float(bias), bytes.fromhex(history), bytes.fromhex(target)
-        )
+        return _item_codes(item_id, tag, int(evidence), float(bias), history, target)
     except ValueError as exc:
         logger.warning("codes of an item cannot be read: %s", exc)
         return None
