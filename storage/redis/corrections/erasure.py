@@ -48,7 +48,8 @@ class RedisErasure:
         for link in reversed(chain):
             await self._erase_with_aliases(link, chain)
         for link in reversed(chain[1:]):
-            await self._erase_alone(link)
+            await self._hide(link)
+            await self._rewrite_log(link)
             await self._corrections.wait_for_replicas(link)
 
     async def erase_tenant(self, tenant: str) -> None:
@@ -85,10 +86,6 @@ class RedisErasure:
         await self._rewrite_log(user)  # last, because it takes longest: a kill leaves nothing that only its user finds
         await self._corrections.wait_for_replicas(user)
 
-    async def _erase_alone(self, user: User) -> None:
-        await self._hide(user)
-        await self._rewrite_log(user)
-
     async def _hide(self, user: User) -> None:
         tags = await self._session.registered_tags()
         is_lost = await self._corrections.is_lost(user)
@@ -119,7 +116,4 @@ class RedisErasure:
             if await self._corrections.is_lost(alias):
                 raise StorageError(USER_IS_LOST, "damaged")
         head = Head.of(value)
-        return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and self._target(alias, head) == user
-
-    def _target(self, user: User, head: Head) -> User:
-        return self._session.keys.user(user.tenant, head.merge_target)
+        return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and head.merge_target == user.user_id
