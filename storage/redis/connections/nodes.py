@@ -155,7 +155,7 @@ class NodeClients:
         )
         pool.connection_class = type("LeanConnection", (LeanConnection, pool.connection_class), {})
         client = Redis.from_pool(pool)
-        circuit = CircuitBreaker(f"Redis at {address_of(url)}", partial(client.execute_command, "PING"))
+        circuit = CircuitBreaker(f"Redis at {address(url)}", partial(client.execute_command, "PING"))
         self._nodes[url] = _Node(client, LeasedConnections(pool), circuit)
 
     @property
@@ -368,7 +368,7 @@ def node_urls(url: str) -> list[str]:
     return [urlunsplit(parts._replace(netloc=f"{credentials}{at}{host}")) for host in hosts.split(",")]
 
 
-def address_of(url: str) -> str:
-    """Return the part of a URL without user and password, which may be shown."""
+def address(url: str) -> str:
+    """Return the address in a URL, which may be shown: it has no user and no password."""
     parts = urlsplit(url)
-    return parts.netloc.rpartition("@")[2] or parts.path
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"

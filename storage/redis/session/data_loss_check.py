@@ -27,12 +27,13 @@ from typing import NamedTuple
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import address
 from storage.redis.layout.keys import Keyspace
 from storage.redis.layout.lost_entries import EVICTED, LOST_FIELD, META, decode_lost, encode_lost
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.session.archived_positions import ArchivedPositions
 from storage.redis.session.newest_entries import NewestEntries
-from storage.redis.session.replies import address, has_entry, is_replica, process_of
+from storage.redis.session.replies import has_entry, is_replica, process_of
 from storage.redis.session.server_settings import (
     POLICY,
     REQUIRED_SETTINGS,

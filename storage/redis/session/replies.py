@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from storage.redis.layout.stream_entries import entry_seq
 
@@ -26,9 +25,3 @@ def has_entry(entries: Sequence[tuple[bytes, Any]], entry_id: str) -> bool:
     return bool(entries) and (
         entries[0][0].decode() == entry_id or entry_seq(entries[0][0]) > entry_seq(entry_id.encode())
     )
-
-
-def address(url: str) -> str:
-    """Return the address without user and password."""
-    parts = urlsplit(url)
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
