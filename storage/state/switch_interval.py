@@ -3,8 +3,8 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar, TypeVarTuple
 
 ArgumentsT = TypeVarTuple("ArgumentsT")
@@ -21,14 +21,14 @@ class _ShortTurns:
         self._running = 0
         self._usual_s = 0.0
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             if not self._running:
                 self._usual_s = sys.getswitchinterval()
                 sys.setswitchinterval(min(self._usual_s, SWITCH_INTERVAL_S))
             self._running += 1
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._running -= 1
             if not self._running:
@@ -38,14 +38,9 @@ class _ShortTurns:
 _OF_PROCESS = _ShortTurns()
 
 
-@contextmanager
-def short_turns() -> Iterator[None]:
+def short_turns() -> AbstractContextManager[None]:
     """Limit the delay that a computing thread adds to each step of the event loop to `SWITCH_INTERVAL_S`."""
-    _OF_PROCESS.begin()
-    try:
-        yield
-    finally:
-        _OF_PROCESS.end()
+    return _OF_PROCESS
 
 
 async def in_thread(function: Callable[[*ArgumentsT], ResultT], *args: *ArgumentsT) -> ResultT:
