@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from storage.archive.item_events import events_on_items
+from storage.archive.manifest import COLUMNS as ARCHIVED_COLUMNS
 from storage.archive.manifest import ArchiveFile, tenant_folder
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.folders.folder import Folder
@@ -78,7 +79,7 @@ class TrainingEvents:
         def read(snapshot: ArchiveSnapshot) -> pl.DataFrame:
             paths = [snapshot.path(file) for file in self._files(snapshot) if file.day in newest.days]
             if not paths:  # all were dropped meanwhile
-                return pl.DataFrame(schema=_schema())
+                return pl.DataFrame(schema={name: ARCHIVED_COLUMNS[name] for name in COLUMNS})
             events = events_on_items(pl.scan_parquet(paths).filter(users, newest.includes()))
             return events.sort("user_id", "timestamp_us", "seq").select(*COLUMNS).collect()
 
@@ -140,11 +141,3 @@ def _begin_ms(log: pl.LazyFrame, max_rows: int) -> int:
     logged = log.group_by("logged_ms").len().collect(engine="streaming").sort("logged_ms", descending=True)
     fitting = logged.filter(pl.col("len").cum_sum() <= max_rows)
     return int(logged["logged_ms"][max(1, len(fitting)) - 1])
-
-
-def _schema() -> dict[str, type[pl.DataType]]:
-    return dict.fromkeys(COLUMNS, pl.String) | {
-        "timestamp_us": pl.Int64,
-        "value": pl.Float64,
-        "logged_ms": pl.Int64,
-    }
