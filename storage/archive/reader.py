@@ -164,7 +164,7 @@ class ArchiveSnapshot:
     def files_of(self, tenant: str, user_id: str) -> list[ArchiveFile]:
         """Return the files that have entries of the user, by the hashes alone."""
         user = hashes_of_users([user_id])
-        return [file for file in self._files(tenant) if contains(self._hashes(file), user)[0]]
+        return [file for file in self.files(tenant) if contains(self._hashes(file), user)[0]]
 
     def logs(self, first: int, end: int) -> dict[int, ArchivedLog]:
         """Return the archived logs of the partitions from `first` on, as many as fit into memory at once."""
@@ -194,18 +194,19 @@ class ArchiveSnapshot:
 
     def _holds(self, tenant: str, wanted: Hashes) -> list[bool]:
         held: NDArray[np.bool_] = np.zeros(wanted.shape[1], np.bool_)
-        for file in self._files(tenant):
+        for file in self.files(tenant):
             held |= contains(self._hashes(file), wanted)
         return [bool(one) for one in held]
 
     def paths(self, tenant: str, max_rows: int = FOREVER) -> list[Path]:
         """Return the paths of the tenant's Parquet files, the newest first, until they have that many rows."""
-        newest = sorted(self._files(tenant), key=attrgetter("day"))[::-1]
+        newest = sorted(self.files(tenant), key=attrgetter("day"))[::-1]
         before = accumulate((file.rows for file in newest), initial=0)
         return [self.path(file) for file, rows in zip(newest, before, strict=False) if rows < max_rows]
 
-    def _files(self, tenant: str) -> Iterator[ArchiveFile]:
-        return (file for file in self.manifest.files if file.tenant == tenant)
+    def files(self, tenant: str) -> list[ArchiveFile]:
+        """Return the tenant's files."""
+        return [file for file in self.manifest.files if file.tenant == tenant]
 
     def path(self, file: ArchiveFile) -> Path:
         """Return the path of the Parquet file."""

@@ -40,7 +40,7 @@ class TrainingEvents:
 
     def __len__(self) -> int:
         """Return the number of entries, a few more than the number of events that count."""
-        return self._reader.read(lambda snapshot: sum(file.rows for file in self._files(snapshot)))
+        return self._reader.read(lambda snapshot: sum(file.rows for file in snapshot.files(self._tenant)))
 
     def item_folders(self) -> list[str]:
         """Return the folders for the tenant's table of items: its own, and the archive if it is the only one."""
@@ -65,7 +65,7 @@ class TrainingEvents:
             first = last
 
     def _select(self, snapshot: ArchiveSnapshot, max_rows: int, piece_rows: int) -> _Newest:
-        files, begin_ms = _newest_files(snapshot, self._files(snapshot), max_rows)
+        files, begin_ms = _newest_files(snapshot, snapshot.files(self._tenant), max_rows)
         if not files:
             return _Newest(frozenset(), 0, {}, [""])
         log = _scan(snapshot, files).filter(pl.col("logged_ms") >= begin_ms)
@@ -77,16 +77,13 @@ class TrainingEvents:
 
     def _read(self, newest: _Newest, users: pl.Expr) -> pl.DataFrame:
         def read(snapshot: ArchiveSnapshot) -> pl.DataFrame:
-            paths = [snapshot.path(file) for file in self._files(snapshot) if file.day in newest.days]
+            paths = [snapshot.path(file) for file in snapshot.files(self._tenant) if file.day in newest.days]
             if not paths:  # all were dropped meanwhile
                 return pl.DataFrame(schema={name: ARCHIVED_COLUMNS[name] for name in COLUMNS})
             events = events_on_items(pl.scan_parquet(paths).filter(users, newest.includes()))
             return events.sort("user_id", "timestamp_us", "seq").select(*COLUMNS).collect()
 
         return self._reader.read(read)
-
-    def _files(self, snapshot: ArchiveSnapshot) -> list[ArchiveFile]:
-        return [file for file in snapshot.manifest.files if file.tenant == self._tenant]
 
 
 @dataclass(frozen=True)
