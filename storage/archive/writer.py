@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import BytesIO
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from uuid import uuid4
 
@@ -161,10 +162,7 @@ class ArchiveWriter:
 
     def _days(self) -> list[list[ArchiveFile]]:
         """Return the files of each tenant and day."""
-
-        def key(file: ArchiveFile) -> tuple[str, str]:
-            return file.tenant, file.day
-
+        key = attrgetter("tenant", "day")
         return [list(files) for _, files in groupby(sorted(self.manifest.files, key=key), key)]
 
     def _merge(self, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
