@@ -8,7 +8,7 @@ another piece than its event: this concerns one user for every boundary.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -53,11 +53,6 @@ def _row(record: LogRecord) -> tuple[str | None, ...]:
     return MERGE, record.user_id, None, None, None
 
 
-def add_counts(first: ItemCounts, second: ItemCounts) -> ItemCounts:
-    """Return the sums of the counts of two parts of a log; a user in both parts counts twice."""
-    return first | {item_id: first.get(item_id, 0) + count for item_id, count in second.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class ArchivedItemCounts:
     """The item counts of an archive, of all entries up to its manifest's positions."""
@@ -65,19 +60,15 @@ class ArchivedItemCounts:
     manifest: Manifest
     counts: ItemCounts
 
-    @classmethod
-    def query(
-        cls, known: "ArchivedItemCounts | None", archive_id: str, tenant: str, types: Collection[str]
-    ) -> "Callable[[ArchiveSnapshot], ArchivedItemCounts]":
-        """Return a query for `ArchiveReader.read`, which returns the known counts while the archive has not changed."""
 
-        def read_counts(snapshot: ArchiveSnapshot) -> ArchivedItemCounts:
-            snapshot.require(archive_id, 0, 0)
-            if known is not None and known.manifest is snapshot.manifest:
-                return known
-            counts: Counter[str] = Counter()
-            for piece in merge(snapshot.paths(tenant, MAX_ARCHIVED_ROWS), (*COLUMNS, "seq")):
-                counts.update(count_items(piece.lazy(), types))
-            return cls(snapshot.manifest, dict(counts))
-
-        return read_counts
+def count_archived_items(
+    snapshot: ArchiveSnapshot, known: ArchivedItemCounts | None, archive_id: str, tenant: str, types: Collection[str]
+) -> ArchivedItemCounts:
+    """Return the item counts of an archive: the known ones if it has not changed since."""
+    snapshot.require(archive_id, 0, 0)
+    if known is not None and known.manifest is snapshot.manifest:
+        return known
+    counts: Counter[str] = Counter()
+    for piece in merge(snapshot.paths(tenant, MAX_ARCHIVED_ROWS), (*COLUMNS, "seq")):
+        counts.update(count_items(piece.lazy(), types))
+    return ArchivedItemCounts(snapshot.manifest, counts)

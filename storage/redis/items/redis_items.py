@@ -3,7 +3,9 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -12,7 +14,7 @@ from storage.archive.item_counts import (
     MAX_NEWEST_ENTRIES,
     ArchivedItemCounts,
     ItemCounts,
-    add_counts,
+    count_archived_items,
     count_items_of_records,
 )
 from storage.items.trends import (
@@ -140,15 +142,17 @@ class RedisItems:
         for reply in replies:
             if isinstance(reply, Exception):
                 raise storage_error(reply) from reply
-        counts = await in_thread(_counts_of, replies, tenant, types)
-        return counts if archived is None else add_counts(archived.counts, counts)
+        counts = Counter({} if archived is None else archived.counts)
+        counts.update(await in_thread(_counts_of, replies, tenant, types))  # a user in both parts counts twice
+        return counts
 
     async def _counts_of_archive(self, tenant: str, types: frozenset[str]) -> ArchivedItemCounts | None:
         archive_id = await self._session.archive_id()
         if not archive_id or not self._archive.is_configured:
             return None
         known = self._archived_counts.get((tenant, types))
-        found = await self._archive.read(ArchivedItemCounts.query(known, archive_id, tenant, types), ARCHIVE_TIMEOUT_S)
+        query = partial(count_archived_items, known=known, archive_id=archive_id, tenant=tenant, types=types)
+        found = await self._archive.read(query, ARCHIVE_TIMEOUT_S)
         self._archived_counts[tenant, types] = found
         return found
 

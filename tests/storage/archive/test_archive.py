@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from storage.archive import pieces
 from storage.archive.hashes import Hashes
-from storage.archive.item_counts import ArchivedItemCounts
+from storage.archive.item_counts import count_archived_items
 from storage.archive.manifest import MANIFEST, ArchiveFile, Manifest
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
@@ -222,10 +222,11 @@ class TestLargeFiles:
     ) -> None:
         monkeypatch.setattr("storage.archive.item_counts.MAX_ARCHIVED_ROWS", most_rows)
         self.fill(tmp_path, [f"u{number}" for number in range(100_003)], [200, 120])
-        query = ArchivedItemCounts.query(
-            None, ArchiveReader(tmp_path).read(lambda snapshot: snapshot.manifest.archive_id), "main", {"click"}
-        )
-        counts = ArchiveReader(tmp_path).read(query).counts
+        reader = ArchiveReader(tmp_path)
+        archive_id = reader.read(lambda snapshot: snapshot.manifest.archive_id)
+        counts = reader.read(
+            lambda snapshot: count_archived_items(snapshot, None, archive_id, "main", {"click"})
+        ).counts
         assert counts == Counter(f"item{n % 7}" for n in range(321 - counted, 321))
 
 
