@@ -12,7 +12,7 @@ from storage.protocol import OrderStore
 from storage.records import MAX_ORDER_COUNTS, counts_with
 from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.database import Database
-from storage.sqlite.items.tenant_values import ORDER_CLOCK, named_value, set_named_value
+from storage.sqlite.items.tenant_values import ORDER_CLOCK, set_named_value, trend_clock
 from storage.sqlite.log import newest_of_user, resolve_alias
 from storage.state.event import LogRecord
 
@@ -54,7 +54,7 @@ class SQLiteOrders(OrderStore):
 
 def _add(db: sqlite3.Connection, tenant: str, counts: Mapping[str, float]) -> None:
     now_s = time.time()
-    clock = (_clock(db, tenant) or TrendClock.first(now_s)).moved_to(now_s)
+    clock = (trend_clock(db, tenant, ORDER_CLOCK) or TrendClock.first(now_s)).moved_to(now_s)
     set_named_value(db, tenant, ORDER_CLOCK, str(clock))
     db.execute(DELETE_DAMAGED, (tenant, *clock.limits))
     known = dict(execute_in_batches(db, SELECT_KNOWN, [(name,) for name in counts], before=[tenant]))
@@ -78,12 +78,7 @@ def _drop_counts(db: sqlite3.Connection, tenant: str, item_ids: Collection[str])
 
 
 def _counts(db: sqlite3.Connection, tenant: str) -> dict[str, float]:
-    clock = _clock(db, tenant)
+    clock = trend_clock(db, tenant, ORDER_CLOCK)
     if clock is None:
         return {}
     return {name: clock.count_of(trend) for name, trend in db.execute(SELECT_COUNTS, (tenant, *clock.limits))}
-
-
-def _clock(db: sqlite3.Connection, tenant: str) -> TrendClock | None:
-    text = named_value(db, tenant, ORDER_CLOCK)
-    return None if text is None else TrendClock.parse(text)

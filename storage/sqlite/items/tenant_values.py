@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from storage.errors import PropertyRefused, VectorRefused
+from storage.items.trends import TrendClock
 from storage.records import (
     MAX_PAGE_BYTES,
     HeldProperties,
@@ -238,6 +239,12 @@ def set_named_value(db: sqlite3.Connection, tenant: str, name: str, value: str |
     db.execute("DELETE FROM notes WHERE tenant = ? AND name = ?", (tenant, name))
     if value is not None:
         db.execute("INSERT INTO notes VALUES (?, ?, ?)", (tenant, name, value))
+
+
+def trend_clock(db: sqlite3.Connection, tenant: str, name: str) -> TrendClock | None:
+    """Return the tenant's clock of this name; None before the first visit or order."""
+    text = named_value(db, tenant, name)
+    return None if text is None else TrendClock.parse(text)
 
 
 def secret(db: sqlite3.Connection) -> bytes:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from storage.items.trends import TrendClock, Visit, sum_of_trends, with_visitor
 from storage.sqlite.batches import execute_in_batches, rows_with_blobs
 from storage.sqlite.database import Database
-from storage.sqlite.items.tenant_values import TREND_CLOCK, named_value, set_named_value
+from storage.sqlite.items.tenant_values import TREND_CLOCK, set_named_value, trend_clock
 
 VISITS_AT_ONCE = 500  # other writers wait for some 3 ms; and few, compared to the queue
 SORTED_AT_ONCE = 4_000  # takes some 2 ms; items that follow each other share pages of the tables
@@ -39,7 +39,7 @@ async def add_visits(database: Database, tenant: str, visits: Sequence[Visit]) -
 
 def _add_visits(db: sqlite3.Connection, tenant: str, visits: Sequence[Visit]) -> None:
     now_s = time.time()
-    before = _clock(db, tenant) or TrendClock.first(now_s)
+    before = trend_clock(db, tenant, TREND_CLOCK) or TrendClock.first(now_s)
     clock = before.moved_to(now_s)
     set_named_value(db, tenant, TREND_CLOCK, str(clock))
     if math.floor(clock.position) > math.floor(before.position):
@@ -69,14 +69,9 @@ def _add_visits(db: sqlite3.Connection, tenant: str, visits: Sequence[Visit]) ->
 
 def highest_trends(db: sqlite3.Connection, tenant: str, limit: int) -> dict[str, float]:
     """Return the items with the most visitors now, and how many."""
-    clock = _clock(db, tenant)
+    clock = trend_clock(db, tenant, TREND_CLOCK)
     if clock is None:
         return {}
     clock = clock.moved_to(time.time())
     rows = db.execute(SELECT_HIGHEST, (tenant, *clock.limits, limit))
     return {item_id: clock.count_of(trend) for item_id, trend in rows}
-
-
-def _clock(db: sqlite3.Connection, tenant: str) -> TrendClock | None:
-    text = named_value(db, tenant, TREND_CLOCK)
-    return None if text is None else TrendClock.parse(text)
