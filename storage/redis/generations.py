@@ -100,7 +100,8 @@ class RedisGenerations(GenerationRegistry):
             cursor, found = await self._call("ZSCAN", keys.code_changes, cursor, "COUNT", REMOVED_AT_ONCE)
             old = [member for member, version in found if member.endswith(end_of_member) and version != newest]
             if old:
-                await self._execute([Command.of("ZREM", keys.code_changes, *old), Command.of("HDEL", keys.codes, *old)])
+                removals = [Command.of("ZREM", keys.code_changes, *old), Command.of("HDEL", keys.codes, *old)]
+                await self._session.servers.call_all(removals, in_transaction=True)
             if cursor == 0:
                 return
 
@@ -155,16 +156,9 @@ class RedisGenerations(GenerationRegistry):
         """Delete all states of the generation that a scan finds; return their number."""
         total = 0
         async for keys in self._session.partition_keys(states_of(self._tenant, tag)):
-            total += sum(await self._execute([Command.of("UNLINK", key) for key in keys]))
+            commands = [Command.of("UNLINK", key) for key in keys]
+            total += sum(await self._session.servers.call_all(commands, in_transaction=True))
         return total
-
-    async def _execute(self, commands: Sequence[Command]) -> Sequence[int]:
-        """Execute the commands in one transaction per partition, and return their replies."""
-        replies = await self._session.servers.execute_all(commands, in_transaction=True)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise storage_error(reply) from reply
-        return replies
 
     async def _call(self, *command: Argument) -> Any:
         await self._session.require_open()

@@ -156,14 +156,18 @@ class RedisServers:
 
     async def call(self, *args: Argument) -> Any:
         """Execute one command whose first argument is its key."""
-        return await self.execute(Command.of(*args))
-
-    async def execute(self, command: Command, *, wait_for_replicas: bool = False) -> Any:
-        """Execute one command and return its reply."""
-        (reply,) = await self.execute_all([command], wait_for_replicas=wait_for_replicas)
-        if isinstance(reply, Exception):
-            raise storage_error(reply) from reply
+        (reply,) = await self.call_all([Command.of(*args)])
         return reply
+
+    async def call_all(
+        self, commands: Sequence[Command], *, in_transaction: bool = False, wait_for_replicas: bool = False
+    ) -> list[Any]:
+        """Execute commands as `execute_all` does; raise StorageError if one fails."""
+        replies = await self.execute_all(commands, in_transaction=in_transaction, wait_for_replicas=wait_for_replicas)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
+        return replies
 
     async def read(self, groups: Sequence[Sequence[str]]) -> list[list[bytes | None] | Exception]:
         """Return the values of keys, or the error of each group that cannot be read.
@@ -180,11 +184,11 @@ class RedisServers:
         return found
 
     async def _read_from_server(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Read keys of a single server without the overhead of `execute`, which handles refusals by reading again."""
+        """Read keys of a single server without the overhead of `call`, which handles refusals by reading again."""
         try:
             return list(await self._nodes.call(self.slots.node_of(keys[0]) or "", "MGET", *keys))
         except ResponseError:
-            return list(await self.execute(Command.of("MGET", *keys)))
+            return list(await self.call("MGET", *keys))
         except CONNECTION_ERRORS as exc:
             raise storage_error(exc) from exc
 
@@ -244,12 +248,9 @@ class RedisServers:
             return []
         replies: list[Any] = [None] * len(commands)
         in_transaction = in_transaction and not self.slots.is_cluster  # MULTI cannot span slots
+        places = self.slots.by_node(commands)
         await self._nodes.send(
-            self.slots.by_node(commands),
-            commands,
-            replies,
-            in_transaction=in_transaction,
-            wait_for_replicas=wait_for_replicas,
+            places, commands, replies, in_transaction=in_transaction, wait_for_replicas=wait_for_replicas
         )
         failures = [(place, reply) for place, reply in enumerate(replies) if isinstance(reply, Exception)]
         if failures:
@@ -333,10 +334,9 @@ class RedisServers:
         for url in self.slots.primaries():
             cursor = None
             while cursor != 0:
+                command = ("SCAN", cursor or 0, "MATCH", pattern, "COUNT", SCAN_COUNT)
                 try:
-                    cursor, found = await self._nodes.call(
-                        url, "SCAN", cursor or 0, "MATCH", pattern, "COUNT", SCAN_COUNT
-                    )
+                    cursor, found = await self._nodes.call(url, *command)
                 except CONNECTION_ERRORS as exc:
                     raise storage_error(exc) from exc
                 if found:

@@ -186,9 +186,7 @@ class LogRepair:
             Command.of(command, target.aliases, visitor.user_id)
             for target, visitor in zip(targets, visitors, strict=True)
         ]
-        for reply in await self._session.servers.execute_all(commands, wait_for_replicas=True):
-            if isinstance(reply, Exception):
-                raise storage_error(reply) from reply
+        await self._session.servers.call_all(commands, wait_for_replicas=True)
 
     async def _damaged(self, number: int, log: PartitionLog, users: Sequence[User]) -> dict[User, bytes | None]:
         """Return the users whose head or index does not match the log, with their heads.

@@ -28,7 +28,7 @@ from storage.items.trends import (
     Visit,
 )
 from storage.records import MAX_PAGE_BYTES, HeldProperties, ItemChanges, ItemCodes, ItemEntry, Tally
-from storage.redis.connections.nodes import Argument, Command, storage_error
+from storage.redis.connections.nodes import Argument, Command
 from storage.redis.items.properties import VALUE_BYTES, properties_from_texts, register_tenant
 from storage.redis.layout.keys import ITEMS_FIELD
 from storage.redis.layout.stream_entries import compact_json, parse_stream_page
@@ -138,10 +138,7 @@ class RedisItems:
         await self._session.require_open()
         archived = await self._counts_of_archive(tenant, frozenset(types))
         commands = [self._newest_entries(number, archived) for number in range(self._session.keys.partitions)]
-        replies = await self._session.servers.execute_all(commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise storage_error(reply) from reply
+        replies = await self._session.servers.call_all(commands)
         counts = Counter({} if archived is None else archived.counts)
         counts.update(await in_thread(_counts_of, replies, tenant, types))  # a user in both parts counts twice
         return counts
