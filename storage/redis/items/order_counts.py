@@ -4,23 +4,15 @@ from collections.abc import Collection, Mapping
 
 from typing_extensions import override
 
-from storage.items.trends import HALF_LIFE_S, MAX_LAG_HALF_LIVES, MAX_LEAD_HALF_LIVES, MAX_STEP_S, TrendClock
+from storage.items.trends import TrendClock
 from storage.protocol import OrderStore
 from storage.records import MAX_ORDER_COUNTS, counts_with
 from storage.redis.connections.nodes import Argument
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.log.user_log import UserLog
-from storage.redis.scripts.items import ADD_ORDER_COUNTS
+from storage.redis.scripts.items import ADD_ORDER_COUNTS, TREND_LIMITS
 from storage.redis.session.redis_session import RedisSession
 from storage.state.event import LogRecord
-
-LIMITS: tuple[Argument, ...] = (
-    repr(HALF_LIFE_S),
-    repr(MAX_STEP_S),
-    repr(MAX_LAG_HALF_LIVES),
-    repr(MAX_LEAD_HALF_LIVES),
-    MAX_ORDER_COUNTS,
-)
 
 
 class RedisOrders(OrderStore):
@@ -41,7 +33,7 @@ class RedisOrders(OrderStore):
     async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
         await self._session.require_open()
         keys = self._session.keys.items(tenant)
-        args: list[Argument] = [*LIMITS]
+        args: list[Argument] = [*TREND_LIMITS, MAX_ORDER_COUNTS]
         for name, count in counts.items():
             args += (name, repr(count))
         await self._session.write(ADD_ORDER_COUNTS, [keys.order_counts, keys.order_clock], args)

@@ -17,34 +17,18 @@ from storage.archive.item_counts import (
     count_archived_items,
     count_items_of_records,
 )
-from storage.items.trends import (
-    HALF_LIFE_S,
-    LISTED_VISITORS,
-    MAX_LAG_HALF_LIVES,
-    MAX_LEAD_HALF_LIVES,
-    MAX_STEP_S,
-    VISITOR_BYTES,
-    TrendClock,
-    Visit,
-)
+from storage.items.trends import LISTED_VISITORS, VISITOR_BYTES, TrendClock, Visit
 from storage.records import MAX_PAGE_BYTES, HeldProperties, ItemChanges, ItemCodes, ItemEntry, Tally
 from storage.redis.connections.nodes import Argument, Command
 from storage.redis.items.properties import VALUE_BYTES, properties_from_texts, register_tenant
 from storage.redis.layout.keys import ITEMS_FIELD
 from storage.redis.layout.stream_entries import compact_json, parse_stream_page
-from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, READ_ITEMS
+from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, READ_ITEMS, TREND_LIMITS
 from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
 from storage.state.switch_interval import in_thread
 
 ITEMS_PAGE = 1000  # Lua accepts 8,000 of a script's arguments
-VISIT_LIMITS: tuple[Argument, ...] = (
-    repr(HALF_LIFE_S),
-    repr(MAX_STEP_S),
-    repr(MAX_LAG_HALF_LIVES),
-    repr(MAX_LEAD_HALF_LIVES),
-    LISTED_VISITORS * VISITOR_BYTES,
-)
 VISITS_PAGE = 100  # per script, which blocks Redis for about a millisecond
 ARCHIVE_TIMEOUT_S = 60.0  # to read three columns of all its files
 
@@ -94,7 +78,7 @@ class RedisItems:
         keys, page_s = self._session.keys.items(tenant), 0.0
         for start in range(0, len(visits), VISITS_PAGE):
             await asyncio.sleep(page_s)
-            args: list[Argument] = [*VISIT_LIMITS]
+            args: list[Argument] = [*TREND_LIMITS, LISTED_VISITORS * VISITOR_BYTES]
             for visit in visits[start : start + VISITS_PAGE]:
                 args += (visit.item_id, visit.visitor, repr(visit.weight))
             begin_s = time.monotonic()

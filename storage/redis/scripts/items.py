@@ -1,9 +1,12 @@
 """The scripts of items and their statistics."""
 
+from storage.items.trends import HALF_LIFE_S, MAX_LAG_HALF_LIVES, MAX_LEAD_HALF_LIVES, MAX_STEP_S
 from storage.records import ITEM_TIMES
 from storage.redis.scripts.script import Script
 
 ITEM_ARGUMENTS = 8  # of PUT_ITEMS for an item
+# The first arguments of ADD_VISITS and ADD_ORDER_COUNTS.
+TREND_LIMITS = tuple(map(repr, (HALF_LIFE_S, MAX_STEP_S, MAX_LAG_HALF_LIVES, MAX_LEAD_HALF_LIVES)))
 
 # Equivalent to `HeldProperties.holding` in storage/records.py: returns the declared types, and the rejected name with
 # its type. In the JSON of values that scripts read and write, all are texts, because numbers would lose digits.
