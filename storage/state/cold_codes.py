@@ -8,14 +8,7 @@ A state refers to such an item by a hash of its id, from FIRST_COLD_ROW on, beca
 all processes.
 """
 
-from __future__ import annotations
-
 from hashlib import blake2b
-
-import numpy as np
-from numpy.typing import NDArray
-
-from storage.state.event import CodesByTag
 
 FIRST_COLD_ROW = 1 << 30  # exceeds the rows of any catalogue
 
@@ -24,12 +17,3 @@ def cold_row(item_id: str) -> int:
     """Return the row that refers to the item in states, the same in all processes; collisions are rare."""
     hashed = int.from_bytes(blake2b(item_id.encode(), digest_size=4).digest(), "little")
     return FIRST_COLD_ROW | hashed & (FIRST_COLD_ROW - 1)
-
-
-def codes_for(tag: bytes, codes: CodesByTag, codebooks: int, codewords: int) -> NDArray[np.uint8] | None:
-    """Return the codes (B,) for the generation with this tag; None if there are none that fit."""
-    for of_tag, own in codes:
-        if of_tag == tag and len(own) == codebooks:
-            row = np.frombuffer(own, np.uint8)
-            return row if int(row.max(initial=0)) < codewords else None
-    return None

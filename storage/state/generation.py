@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state.cold_codes import codes_for, cold_row
+from storage.state.cold_codes import cold_row
 from storage.state.event import IMPRESSION, Event
 from storage.state.layout import (
     ID_RING,
@@ -123,10 +123,12 @@ class Generation:
         return self.encode(self.empty())
 
     def cold_codes(self, event: Event) -> NDArray[np.uint8] | None:
-        """Return the codes (B,) in the event for an item that the generation has not learned, or None."""
-        if not event.codes:
-            return None
-        return codes_for(self.tag, event.codes, self.codes.shape[1], self.codewords)
+        """Return the codes (B,) in the event for an item that the generation has not learned; None if none fit."""
+        for tag, own in event.codes:
+            if tag == self.tag and len(own) == self.codes.shape[1]:
+                row = np.frombuffer(own, np.uint8)
+                return row if int(row.max(initial=0)) < self.codewords else None
+        return None
 
     def knows_item_of(self, event: Event) -> bool:
         """Return whether the event's item has codes; an impression needs none."""
