@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from storage.state.cold_codes import cold_row
 from storage.state.event import IMPRESSION, Event
 from storage.state.layout import (
+    CARRIED_FIELDS,
     ID_RING,
     LAYOUT_VERSION,
     STEPPED_ITEMS,
     TAG_BYTES,
     UNLEARNED_BYTE,
     State,
-    carried_dtype,
     empty_state,
     state_dtype,
 )
@@ -111,7 +111,7 @@ class Generation:
     @cached_property
     def carried_dtype(self) -> np.dtype[np.void]:
         """The layout of the part of a state that a visitor keeps."""
-        return carried_dtype(self.dtype)
+        return np.dtype([(name, kind, self.dtype[name].shape) for name, kind in CARRIED_FIELDS.items()])
 
     def empty(self) -> State:
         """Return the state of a user without events."""

@@ -87,11 +87,6 @@ def state_dtype(rates: int, codebooks: int, codewords: int, stepped_items: int, 
     )
 
 
-def carried_dtype(dtype: np.dtype[np.void]) -> np.dtype[np.void]:
-    """Return the layout of the part that a visitor keeps of states with the given layout."""
-    return np.dtype([(name, kind, dtype[name].shape) for name, kind in CARRIED_FIELDS.items()])
-
-
 def empty_state(dtype: np.dtype[np.void], tag: bytes) -> State:
     """Return the state of a user without events, for the generation with this tag."""
     state: State = np.zeros(1, dtype)[0]
