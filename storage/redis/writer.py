@@ -33,7 +33,10 @@ MANY_COMMITS = 16  # of a round, whose steps each take a large part of a millise
 
 
 class EventWriter:
-    """Appends events, and keeps the states of the generations that this process serves up to date."""
+    """Appends events, and keeps the states of the generations that this process serves up to date.
+
+    serving  these generations
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class EventWriter:
         max_waiting: int,
         ttl_s: int,
     ) -> None:
-        self._serving: tuple[Generation, ...] = ()
+        self.serving: tuple[Generation, ...] = ()
         self._session = session
         self._servers = session.servers
         self._waits_for_replicas = session.servers.acks.are_required
@@ -72,18 +75,13 @@ class EventWriter:
         """The number of queued events."""
         return self._writes.waiting_size + sum(part.size for part in self._awaiting_archive)
 
-    @property
-    def serving(self) -> Sequence[Generation]:
-        """The generations whose states are kept up to date."""
-        return self._serving
-
     def serve(self, generations: Sequence[Generation]) -> None:
         """Keep the states of these generations up to date from now on, instead of the previous ones."""
-        self._serving = tuple(generations)
+        self.serving = tuple(generations)
 
     async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         """Append the events; return a result for each, in order."""
-        if not self._serving:
+        if not self.serving:
             raise ValueError("a store that takes events needs at least one generation")
         if sum(part.size for part in self._awaiting_archive) > self._max_waiting:
             raise StorageBusy("too many operations are queued for the archive; try again later")
@@ -116,7 +114,7 @@ class EventWriter:
 
     async def _write_round(self, parts: list[Part]) -> list[Part]:
         """Commit each partition in one step; return the parts whose commits other stores have overtaken."""
-        serving = self._serving
+        serving = self.serving
         await self._session.prepare_writes(serving)
         now_s = asyncio.get_running_loop().time()
         waiting = [part for part in parts if part.is_waiting(now_s)]

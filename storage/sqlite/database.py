@@ -71,7 +71,7 @@ class Database:
     @property
     def waiting(self) -> int:
         """The total size of all queued writes."""
-        return self._writer.waiting
+        return self._writer.waiting_size
 
     @property
     def failure(self) -> StorageUnavailable | None:

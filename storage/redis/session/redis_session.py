@@ -43,6 +43,7 @@ class RedisSession:
     trust          whether they still have all acknowledged events, checked for every write
     lacks_archive  whether to warn if older parts of the log are in an archive
     must_exist     whether servers that no service has used are an error
+    is_closed      whether new calls are rejected
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class RedisSession:
     ) -> None:
         self.servers = servers
         self.keys = keys
-        self._is_closed = False
+        self.is_closed = False
         self._lacks_archive, self._must_exist = lacks_archive, must_exist
         self._is_checked = False
         self._archive_id = ""
@@ -66,22 +67,17 @@ class RedisSession:
         self._background = defaultdict[str | None, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_CONNECTIONS // 2))
 
     @property
-    def is_closed(self) -> bool:
-        """Whether new calls are rejected."""
-        return self._is_closed
-
-    @property
     def has_single_server(self) -> bool:
         """Whether it is known that there is no cluster."""
         return self._is_checked and not self.servers.slots.is_cluster
 
     def refuse_calls(self) -> None:
         """Reject new calls from now on. Accepted calls can still be completed."""
-        self._is_closed = True
+        self.is_closed = True
 
     async def require_open(self) -> None:
         """Check the servers before their first use; raise StorageUnavailable once the store is closed."""
-        if self._is_closed:
+        if self.is_closed:
             raise StorageUnavailable("the store is closed", "closed")
         await self.check()
 

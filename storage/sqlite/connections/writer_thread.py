@@ -56,24 +56,22 @@ class _Request:
 
 
 class WriterThread:
-    """A thread that runs all queued requests in one transaction and then answers them; it owns the connection."""
+    """A thread that runs all queued requests in one transaction and then answers them; it owns the connection.
+
+    waiting_size  the total size of all queued requests
+    """
 
     def __init__(self, connection: sqlite3.Connection, max_waiting: int, files: OpenFiles) -> None:
         self._connection = connection
         self._files = files
         self._max_waiting = max_waiting
         self._waiting: list[_Request] = []
-        self._waiting_size = 0
+        self.waiting_size = 0
         self._closed = False
         self._changed = threading.Condition()
         # A daemon: a program that forgets to close loses nothing that was answered, and can still exit.
         self._thread = threading.Thread(target=self._run, name="sqlite-writer", daemon=True)
         self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        """The total size of all queued requests."""
-        return self._waiting_size
 
     def write(self, work: Callable[[sqlite3.Connection], T], size: int) -> asyncio.Future[T]:
         """Queue the work for the next group. Cancelling the answer before that group begins withdraws the work."""
@@ -91,10 +89,10 @@ class WriterThread:
         with self._changed:
             if self._closed:
                 raise StorageUnavailable("the store is closed", "closed")
-            if self._waiting and self._waiting_size + request.size > self._max_waiting:
-                raise StorageBusy(f"{self._waiting_size} events wait to be written; try again later")
+            if self._waiting and self.waiting_size + request.size > self._max_waiting:
+                raise StorageBusy(f"{self.waiting_size} events wait to be written; try again later")
             self._waiting.append(request)
-            self._waiting_size += request.size
+            self.waiting_size += request.size
             self._changed.notify()
 
     def close(self) -> None:
@@ -113,7 +111,7 @@ class WriterThread:
         """Return all queued requests; none only when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
-            group, self._waiting, self._waiting_size = self._waiting, [], 0
+            group, self._waiting, self.waiting_size = self._waiting, [], 0
         return group
 
     def _commit_and_answer(self, group: list[_Request]) -> None:
