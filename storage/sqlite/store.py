@@ -239,7 +239,9 @@ class SQLiteStore(UserStore):
 
     @override
     async def erase_tenant(self, tenant: str) -> None:
-        await _erase_values(self._database, tenant)
+        while await self._database.write(lambda db: corrections.erase_values(db, tenant)):
+            await asyncio.sleep(ERASE_PAUSE_S)
+        await _empty_log(self._database)
 
     @override
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
@@ -301,7 +303,9 @@ class SQLiteStore(UserStore):
 
     @override
     async def accept_loss(self) -> None:
-        await _accept_archive(self._database, self._archive_dir)
+        if (manifest := await read_manifest(self._archive_dir, ARCHIVE_TIMEOUT_S)) is not None:
+            accept = partial(items.set_named_value, tenant="", name=items.ACCEPTED_ARCHIVE, value=manifest.archive_id)
+            await self._database.write(accept)
 
     @override
     async def secret(self) -> bytes:
@@ -344,12 +348,6 @@ async def _require_archived(database: Database, archive_dir: Path | Folder | Non
         raise StorageError(ARCHIVE_HAS_MORE.format(archive=archive_dir), "wrong_store")
 
 
-async def _accept_archive(database: Database, archive_dir: Path | Folder | None) -> None:
-    manifest = await read_manifest(archive_dir, ARCHIVE_TIMEOUT_S)
-    if manifest is not None:
-        await database.write(lambda db: items.set_named_value(db, "", items.ACCEPTED_ARCHIVE, manifest.archive_id))
-
-
 async def _finish_erasures(database: Database, tenant: str) -> None:
     while await database.write(lambda db: corrections.erase_some(db, tenant)):
         await asyncio.sleep(ERASE_PAUSE_S)  # so that others can write, too
@@ -362,12 +360,6 @@ async def _erase(database: Database, tenant: str, user_id: str) -> None:
 
     if await database.write(begin):
         await _finish_erasures(database, tenant)
-    await _empty_log(database)
-
-
-async def _erase_values(database: Database, tenant: str) -> None:
-    while await database.write(lambda db: corrections.erase_values(db, tenant)):
-        await asyncio.sleep(ERASE_PAUSE_S)
     await _empty_log(database)
 
 
