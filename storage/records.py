@@ -354,14 +354,10 @@ def add_types_to_hold(
     for name, value in values.items():
         if value is not None:
             given = property_type(value)
-            held = "time" if is_of_every_tenant(owner, name) else types.setdefault(name, given)
+            is_of_every_tenant = owner == "item" and name in ITEM_TIMES
+            held = "time" if is_of_every_tenant else types.setdefault(name, given)
             if held != given:
                 raise PropertyRefused(name, given, held)
-
-
-def is_of_every_tenant(owner: PropertyOwner, name: str) -> bool:
-    """Return whether every tenant has this property, whose type is time."""
-    return owner == "item" and name in ITEM_TIMES
 
 
 def properties_to_json(properties: Mapping[str, PropertyValue | None]) -> str:
