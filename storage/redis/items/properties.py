@@ -61,7 +61,8 @@ class RedisProperties(PropertyStore):
         user = self._session.keys.user(tenant, user_id)
         _encoded(properties)  # first, to not declare a type for a value that cannot be stored
         held = await (self._hold(tenant, {"user": types}) if types else self.held(tenant))
-        patch = [_encoded(held.by_key("user", properties)), 0, *live_keys(held)]
+        live_keys = compact_json(held.names["user"] if held.removals else {})
+        patch: list[Argument] = [_encoded(held.by_key("user", properties)), 0, live_keys, held.removals]
         give_up_s = time.monotonic() + RETRY_FOR_S
         while not await self._put(user, patch):
             if time.monotonic() > give_up_s:
@@ -121,11 +122,6 @@ def _encoded(properties: Mapping[str, PropertyValue | None]) -> bytes:
         return properties_to_texts(properties).encode()
     except UnicodeEncodeError as exc:
         raise StorageError(f"properties cannot be stored: {exc}") from exc
-
-
-def live_keys(held: HeldProperties) -> list[Argument]:
-    """Return the live keys of users' properties, as arguments of PUT_USER_PROPERTIES."""
-    return [compact_json(held.names["user"] if held.removals else {}), held.removals]
 
 
 async def register_tenant(session: RedisSession, tenant: str) -> None:
