@@ -36,7 +36,7 @@ class Database:
     The file and its tables are created if they do not exist yet.
     """
 
-    def __init__(self, path: Path, max_waiting_events: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         make_folder(path.parent, OWNER_ONLY)
         require_log_of_database(path)
@@ -54,7 +54,7 @@ class Database:
         self._readers = _Readers(readers, self._files, "sqlite-reader")
         self._long_reader = _Readers([long_reader], self._files, "sqlite-long-reader")
         self._inline = InlineReader(inline, self._files)
-        self._writer = WriterThread(writer, max_waiting_events, self._files)
+        self._writer = WriterThread(writer, self._files)
         self._checkpoints = CheckpointThread(checkpoints, self._files)
         self._closed = False
 

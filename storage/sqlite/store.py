@@ -62,8 +62,6 @@ from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 
 SAVED_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
-# About half a second of work: beyond it, writes are refused with StorageBusy instead of waiting longer.
-MAX_WAITING_EVENTS = 8192
 EMPTY_LOG_WITHIN_S = 1.0
 ERASE_PAUSE_S = 0.005
 
@@ -101,7 +99,6 @@ class SQLiteStore(UserStore):
         generations: Sequence[Generation],
         *,
         tenant: str = MAIN_TENANT,
-        max_waiting_events: int = MAX_WAITING_EVENTS,
         state_ttl_days: int | None = None,
         archive_dir: Path | Folder | None = None,
     ) -> "SQLiteStore":
@@ -118,7 +115,7 @@ class SQLiteStore(UserStore):
             try:
                 if generations:
                     compile_fold(generations[0])
-                return Database(path, max_waiting_events)
+                return Database(path)
             except (OSError, sqlite3.Error) as exc:
                 raise StorageUnavailable(f"cannot open '{path}': {exc}", failure_cause(exc)) from exc
 

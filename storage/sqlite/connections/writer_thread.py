@@ -17,6 +17,7 @@ from storage.errors import FailureCause, StorageBusy, StorageError, StorageUnava
 from storage.sqlite.append import Append, append_all
 from storage.sqlite.connections.open_files import OpenFiles
 
+MAX_WAITING = 8192  # events, about half a second of work: beyond it, writes are refused instead of waiting longer
 CAUSES: Mapping[int, FailureCause] = {  # by SQLite's primary result codes
     sqlite3.SQLITE_PERM: "refused",
     sqlite3.SQLITE_AUTH: "refused",
@@ -61,10 +62,9 @@ class WriterThread:
     waiting_size  the total size of all queued requests
     """
 
-    def __init__(self, connection: sqlite3.Connection, max_waiting: int, files: OpenFiles) -> None:
+    def __init__(self, connection: sqlite3.Connection, files: OpenFiles) -> None:
         self._connection = connection
         self._files = files
-        self._max_waiting = max_waiting
         self._waiting: list[_Request] = []
         self.waiting_size = 0
         self._closed = False
@@ -89,7 +89,7 @@ class WriterThread:
         with self._changed:
             if self._closed:
                 raise StorageUnavailable("the store is closed", "closed")
-            if self._waiting and self.waiting_size + request.size > self._max_waiting:
+            if self._waiting and self.waiting_size + request.size > MAX_WAITING:
                 raise StorageBusy(f"{self.waiting_size} events wait to be written; try again later")
             self._waiting.append(request)
             self.waiting_size += request.size

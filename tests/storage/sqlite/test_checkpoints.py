@@ -187,7 +187,7 @@ class TestErasingInSteps:
     async def test_nobody_is_merged_with_whoever_is_being_erased_nor_gets_properties(self, tmp_path: Path) -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION])
         await store.append("main", [click("a", "gone"), click("b", "other")])
-        database = Database(tmp_path / FILE_NAME, 100)
+        database = Database(tmp_path / FILE_NAME)
         await database.write(lambda db: corrections.begin_erasure(db, "main", "gone"))
         await database.close()
         for change in (
@@ -208,7 +208,7 @@ class TestErasingInSteps:
         await store.append("main", [*secret_events(20), click("kept", "other")])
         await store.merge("main", "gone", "visitor")
         await store.close()
-        database = Database(tmp_path / FILE_NAME, 100)
+        database = Database(tmp_path / FILE_NAME)
         await database.write(lambda db: corrections.begin_erasure(db, "main", "visitor"))
         await database.close()
         store = await SQLiteStore.open(tmp_path, [GENERATION])

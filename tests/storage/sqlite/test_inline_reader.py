@@ -32,7 +32,7 @@ def one(db: sqlite3.Connection) -> int:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / FILE_NAME, 10)
+    database = Database(tmp_path / FILE_NAME)
     yield database
     asyncio.run(database.close())
 

@@ -15,7 +15,7 @@ from storage.errors import StorageUnavailable
 from storage.sqlite.connections.checkpoints import TURN_S
 from storage.sqlite.connections.open_files import PARTS, OpenFiles
 from storage.sqlite.database import FILE_NAME, Database, connect
-from storage.sqlite.store import MAX_WAITING_EVENTS, SQLiteStore
+from storage.sqlite.store import SQLiteStore
 from tests.storage.oracles.random_events import click, make_generation
 from tests.waiting import PATIENCE_S, until
 
@@ -90,7 +90,7 @@ async def test_it_is_noticed_within_a_second_without_any_request(
 
 def test_a_file_that_is_damaged_while_it_is_opened_is_named(tmp_path: Path) -> None:
     """The store opens a connection after another, and the file may change between them."""
-    database = Database(tmp_path / FILE_NAME, MAX_WAITING_EVENTS)
+    database = Database(tmp_path / FILE_NAME)
     remove(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"no database " * 1000)
     with pytest.raises(StorageUnavailable, match=f"cannot open '{tmp_path / FILE_NAME}'"):
@@ -111,7 +111,7 @@ def test_a_database_that_cannot_be_opened_leaves_no_connection_open(
     monkeypatch.setattr("storage.sqlite.database.connect", noted_connect)
     monkeypatch.setattr(OpenFiles, "__init__", Mock(side_effect=FileNotFoundError))
     with pytest.raises(FileNotFoundError):
-        Database(tmp_path / FILE_NAME, MAX_WAITING_EVENTS)
+        Database(tmp_path / FILE_NAME)
     assert len(opened) > 5
     for connection in opened:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):

@@ -47,8 +47,11 @@ def change(directory: Path, sql: str) -> None:
         connection.execute(sql)
 
 
-async def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Path) -> None:
-    store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
+async def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.sqlite.connections.writer_thread.MAX_WAITING", 10)
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
     with write_lock(tmp_path):
         first = await begun(store, click("first"))  # and waits for the lock
         accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
@@ -61,8 +64,11 @@ async def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_pat
     await store.close()
 
 
-async def test_an_empty_queue_accepts_more_at_once_than_may_wait(tmp_path: Path) -> None:
-    store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
+async def test_an_empty_queue_accepts_more_at_once_than_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.sqlite.connections.writer_thread.MAX_WAITING", 10)
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
     await store.append("main", [click(f"e{number}") for number in range(11)])
     assert len(await store.events("main", "u")) == 11
     await store.close()

@@ -146,7 +146,7 @@ def test_long_work_of_others_lets_the_event_loop_run_often(tmp_path: Path, *, is
 
     async def law() -> float:
         if not is_costly:
-            database = Database(tmp_path / "store", max_waiting_events=1)
+            database = Database(tmp_path / "store")
             try:
                 return await database.read_page(lambda _: sys.getswitchinterval())
             finally:
