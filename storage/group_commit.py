@@ -8,6 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from storage.errors import StorageBusy, StorageUnavailable
 
+MAX_WAITING = 8192  # the maximum total size of a node's queued requests; an empty queue accepts any
+
 
 class QueuedRequest(Protocol):
     """A queued request, whose caller waits for the answer."""
@@ -26,20 +28,15 @@ RequestT = TypeVar("RequestT", bound=QueuedRequest)
 class GroupCommit(Generic[RequestT]):
     """Processes one group of requests after another, without timers, until none is queued.
 
-    work         processes the requests of a group and answers them; returns those that must wait for the next group
-    max_size     the size at which a group is full; its last request may exceed it
-    max_waiting  the maximum total size of all queued requests; an empty queue accepts any
-
+    work          processes the requests of a group and answers them; returns those that must wait for the next group
+    max_size      the size at which a group is full; its last request may exceed it
     waiting_size  the total size of all queued requests
     task          processes the groups; None while no request is queued or processed
     """
 
-    def __init__(
-        self, work: Callable[[list[RequestT]], Awaitable[list[RequestT]]], *, max_size: int, max_waiting: int
-    ) -> None:
+    def __init__(self, work: Callable[[list[RequestT]], Awaitable[list[RequestT]]], *, max_size: int) -> None:
         self._work = work
         self._max_size = max_size
-        self._max_waiting = max_waiting
         self._waiting: deque[RequestT] = deque()
         self.waiting_size = 0
         self.task: asyncio.Task[None] | None = None
@@ -47,7 +44,7 @@ class GroupCommit(Generic[RequestT]):
     def require_room(self, requests: Sequence[RequestT]) -> None:
         """Raise StorageBusy if the requests do not fit into the queue."""
         size = sum(request.size for request in requests)
-        if self._waiting and self.waiting_size + size > self._max_waiting:
+        if self._waiting and self.waiting_size + size > MAX_WAITING:
             raise StorageBusy(f"{self.waiting_size} reads or writes are queued for the store; try again later")
 
     def put(self, requests: Sequence[RequestT]) -> None:
@@ -84,8 +81,8 @@ class GroupCommit(Generic[RequestT]):
 class GroupCommitByNode(Generic[RequestT]):
     """Keeps a group commit for each node, so that a node that hangs holds up only its own requests.
 
-    work, max_size, max_waiting  of each node, as of GroupCommit
-    node_of                      returns the node of a request, which may change while the request waits
+    work, max_size  of each node, as of GroupCommit
+    node_of         returns the node of a request, which may change while the request waits
     """
 
     def __init__(
@@ -94,12 +91,10 @@ class GroupCommitByNode(Generic[RequestT]):
         node_of: Callable[[RequestT], str],
         *,
         max_size: int,
-        max_waiting: int,
     ) -> None:
         self._work = work
         self._node_of = node_of
         self._max_size = max_size
-        self._max_waiting = max_waiting
         self._nodes: dict[str, GroupCommit[RequestT]] = {}
         self._closed = False
 
@@ -150,5 +145,5 @@ class GroupCommitByNode(Generic[RequestT]):
                 self._requeue(by_node)
                 return own
 
-            self._nodes[name] = GroupCommit(work, max_size=self._max_size, max_waiting=self._max_waiting)
+            self._nodes[name] = GroupCommit(work, max_size=self._max_size)
         return self._nodes[name]

@@ -41,16 +41,14 @@ logger = logging.getLogger(__name__)
 class RedisStates:
     """The users' states, of all generations."""
 
-    def __init__(
-        self, session: RedisSession, log: UserLog, corrections: RedisCorrections, *, max_waiting: int, ttl_s: int
-    ) -> None:
+    def __init__(self, session: RedisSession, log: UserLog, corrections: RedisCorrections, *, ttl_s: int) -> None:
         self._session = session
         self._log = log
         self._corrections = corrections
         self._ttl_s = ttl_s
         node_of = session.servers.slots.node_of
         self._reads: GroupCommitByNode[Read] = GroupCommitByNode(
-            self._read_round, lambda read: node_of(read.keys[0]) or "", max_size=MAX_ROUND, max_waiting=max_waiting
+            self._read_round, lambda read: node_of(read.keys[0]) or "", max_size=MAX_ROUND
         )
         self._reading_alone = asyncio.Lock()  # by a caller that does not wait for a round
         self._targets: dict[str, User] = {}  # known merge targets of users, by their heads

@@ -68,9 +68,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
-    """The store's timeouts, its queue limits, and its conditions for an acknowledgement.
+    """The store's timeouts, and its conditions for an acknowledgement.
 
-    max_waiting     queued events, and as many queued values to read
     state_ttl_days  states expire this many days after the last event; None for never
     acks            the replicas that must have an acknowledged write
     must_exist      whether a server that cannot be reached, or that no service has used, is an error
@@ -79,7 +78,6 @@ class RedisOptions:
     connect_timeout_s: float = 1.0
     socket_timeout_s: float = 2.0
     archive_timeout_s: float = ARCHIVE_TIMEOUT_S
-    max_waiting: int = 8192
     state_ttl_days: int | None = None
     acks: ReplicaAcks = NO_ACKS
     must_exist: bool = False
@@ -99,16 +97,14 @@ class RedisStore(UserStore):
         tenant: str,
         options: RedisOptions,
     ) -> None:
-        ttl_s, max_waiting = (options.state_ttl_days or 0) * DAY_S, options.max_waiting
+        ttl_s = (options.state_ttl_days or 0) * DAY_S
         self._session, self._archive, self._log = session, archive, UserLog(session, archive)
         self._lost_users = lost_users = LostUsers(session, archive)
         self._corrections = RedisCorrections(session, self._log, archive, lost_users)
         self._repair = LogRepair(session, self._log, self._corrections)
         self._erasure, self._item_writer = RedisErasure(session, self._corrections), ItemWriter(session)
-        self._states = RedisStates(session, self._log, self._corrections, max_waiting=max_waiting, ttl_s=ttl_s)
-        self._writer = EventWriter(
-            session, self._states, self._corrections, archive, lost_users, max_waiting=max_waiting, ttl_s=ttl_s
-        )
+        self._states = RedisStates(session, self._log, self._corrections, ttl_s=ttl_s)
+        self._writer = EventWriter(session, self._states, self._corrections, archive, lost_users, ttl_s=ttl_s)
         self._writer.serve(generations)
         self.orders, self.vectors = RedisOrders(session, self._log, self._corrections), RedisVectors(session)
         self._items, self.properties = RedisItems(session, archive), RedisProperties(session, self._corrections)

@@ -12,7 +12,7 @@ from redis.exceptions import TryAgainError
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.reader import ArchiveSnapshot
 from storage.errors import StorageBusy, StorageError
-from storage.group_commit import GroupCommitByNode
+from storage.group_commit import MAX_WAITING, GroupCommitByNode
 from storage.records import DUPLICATE, AppendResult
 from storage.redis.connections.client import PAUSE_S
 from storage.redis.corrections.undo_and_merge import RedisCorrections
@@ -46,7 +46,6 @@ class EventWriter:
         archive: AsyncArchiveReader,
         lost_users: LostUsers,
         *,
-        max_waiting: int,
         ttl_s: int,
     ) -> None:
         self.serving: tuple[Generation, ...] = ()
@@ -57,14 +56,10 @@ class EventWriter:
         self._corrections = corrections
         self._archive = archive
         self._lost_users = lost_users
-        self._max_waiting = max_waiting
         self._ttl_s = ttl_s
         node_of = session.servers.slots.node_of
         self._writes: GroupCommitByNode[Part] = GroupCommitByNode(
-            self._write_round,
-            lambda part: node_of(part.partition) or "",
-            max_size=MAX_ROUND,
-            max_waiting=max_waiting,
+            self._write_round, lambda part: node_of(part.partition) or "", max_size=MAX_ROUND
         )
         self._calls = Counter[str]()  # calls of `append`, by node
         self._awaiting_archive: set[Part] = set()
@@ -83,7 +78,7 @@ class EventWriter:
         """Append the events; return a result for each, in order."""
         if not self.serving:
             raise ValueError("a store that takes events needs at least one generation")
-        if sum(part.size for part in self._awaiting_archive) > self._max_waiting:
+        if sum(part.size for part in self._awaiting_archive) > MAX_WAITING:
             raise StorageBusy("too many operations are queued for the archive; try again later")
         request = Request(len(events))
         parts = await request.split(self._session.keys, tenant, events)

@@ -185,9 +185,13 @@ class TestRounds:
 
         asyncio.run(law())
 
-    def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(self, any_server: RedisServer) -> None:
+    def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("storage.group_commit.MAX_WAITING", 10)
+
         async def law() -> None:
-            async with opened(any_server.url, max_waiting=10) as store:
+            async with opened(any_server.url) as store:
                 any_server.freeze()
                 first = await begun(store, click("first"))
                 accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
