@@ -125,7 +125,7 @@ def faults(archive: Folder, expected: int) -> list[str]:
     manifest = manifest_of(archive)
     assert manifest is not None
     columns = ["partition", "seq", "event_id"]
-    table = pl.concat([pl.read_parquet(archive.path(f.path, f.sha256), columns=columns) for f in manifest.files])
+    table = pl.concat([pl.read_parquet(f.local_path(archive), columns=columns) for f in manifest.files])
     wrong = []
     if len(table) != expected or table["event_id"].n_unique() != expected:
         wrong.append(f"{len(table):,} rows of {table['event_id'].n_unique():,} events, not {expected:,}")

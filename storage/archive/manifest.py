@@ -25,7 +25,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 import polars as pl
@@ -74,18 +74,17 @@ class ArchiveFile:
         """The path of the file's hashes, relative to the archive."""
         return self.path.removesuffix(".parquet") + ".npy"
 
-    @property
-    def sha256(self) -> str | None:
-        """The first digits of the file's hash; None for a file of an earlier version."""
-        return self._digests[0]
+    def local_path(self, archive: Folder) -> Path:
+        """Return the path of a local file with the content of this one: in the archive itself, or a verified copy."""
+        return archive.path(self.path, self._digests[0])
 
-    @property
-    def hashes_sha256(self) -> str | None:
-        """The first digits of the hash of its hashes' file; None for a file of an earlier version."""
-        return self._digests[1]
+    def local_hashes(self, archive: Folder) -> Path:
+        """Return the same for the file's hashes."""
+        return archive.path(self.hashes_path, self._digests[1])
 
     @property
     def _digests(self) -> tuple[str, str] | tuple[None, None]:
+        """The first digits of the SHA-256 of the file and of its hashes; None for a file of an earlier version."""
         match PurePosixPath(self.path).stem.split("-"):
             case [_, first, second]:
                 return first, second

@@ -210,9 +210,9 @@ class ArchiveSnapshot:
 
     def path(self, file: ArchiveFile) -> Path:
         """Return the path of the Parquet file."""
-        return self._folder.path(file.path, file.sha256)
+        return file.local_path(self._folder)
 
     def _hashes(self, file: ArchiveFile) -> Hashes:
         if file.path not in self.hashes:
-            self.hashes[file.path] = read_hashes(self._folder.path(file.hashes_path, file.hashes_sha256))
+            self.hashes[file.path] = read_hashes(file.local_hashes(self._folder))
         return self.hashes[file.path]

@@ -115,9 +115,10 @@ class ArchiveWriter:
         mine = [erased for erased in erasures if erased.tenant == file.tenant]
         if not mine:
             return [file]
-        if not np.any(contains(self._read_hashes(file), hashes_of_digests([erased.user for erased in mine]))):
+        hashes = read_hashes(file.local_hashes(self._folder))
+        if not np.any(contains(hashes, hashes_of_digests([erased.user for erased in mine]))):
             return [file]
-        return self._write_rest(file.tenant, file.day, slices(self._path(file)), mine)
+        return self._write_rest(file.tenant, file.day, slices(file.local_path(self._folder)), mine)
 
     def _write_rest(
         self, tenant: str, day: str, pieces: Iterable[pl.DataFrame], erasures: Sequence[ErasureEntry]
@@ -167,20 +168,14 @@ class ArchiveWriter:
 
     def _merge(self, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
         """Replace the files by one, and return the day's files."""
-        packed = pack(merge([self._path(file) for file in files]))
-        hashes = merge_hashes([self._read_hashes(file) for file in files])
+        packed = pack(merge([file.local_path(self._folder) for file in files]))
+        hashes = merge_hashes([read_hashes(file.local_hashes(self._folder)) for file in files])
         tenant, day = files[0].tenant, files[0].day
         merged = self._add(tenant, day, packed, sum(file.rows for file in files), hashes)
         gone = {file.path for file in files}
         kept = tuple(file for file in self.manifest.files if file.path not in gone)
         self._replace(files=(*kept, merged))
         return [file for file in self.manifest.files if (file.tenant, file.day) == (tenant, day)]
-
-    def _path(self, file: ArchiveFile) -> Path:
-        return self._folder.path(file.path, file.sha256)
-
-    def _read_hashes(self, file: ArchiveFile) -> Hashes:
-        return read_hashes(self._folder.path(file.hashes_path, file.hashes_sha256))
 
     def _add(self, tenant: str, day: str, packed: BytesIO, rows: int, hashes: Hashes) -> ArchiveFile:
         """Write a file that the manifest does not list yet."""

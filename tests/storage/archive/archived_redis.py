@@ -96,7 +96,7 @@ def in_stream(server: RedisServer, partition: int) -> tuple[list[int], int]:
 def assert_nothing_is_missing_or_twice(server: RedisServer, directory: Path | Folder) -> None:
     """Of each partition, the archive and the stream have every entry; the stream all that the archive has not."""
     with ArchiveWriter.open(directory) as writer:
-        tables = [pl.read_parquet(as_folder(directory).path(file.path, file.sha256)) for file in writer.manifest.files]
+        tables = [pl.read_parquet(file.local_path(as_folder(directory))) for file in writer.manifest.files]
         taken = pl.concat(tables) if tables else pl.DataFrame({"partition": [], "seq": []})
         for partition in range(FEW_PARTITIONS):
             archived = sorted(taken.filter(partition=partition)["seq"].to_list())
