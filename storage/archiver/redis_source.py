@@ -210,7 +210,7 @@ class RedisSource(LogSource):
     def memory_usage(self) -> Sequence[tuple[str, int, int]]:
         found = []
         for server in self._servers():
-            memory = _told(server, "INFO", "memory") or {}
+            memory = _info(server, "memory")
             if "used_memory" in memory:
                 address = server.connection_pool.connection_kwargs
                 name = f"{address.get('host', address.get('path'))}:{address.get('port', '')}".rstrip(":")
@@ -230,10 +230,10 @@ def _rewrite(server: Any) -> None:
 
     raises  StorageUnavailable  when the rewrite failed, and should be tried again
     """
-    if not (_told(server, "INFO", "persistence") or {}).get("aof_enabled", True):
+    if not _info(server, "persistence").get("aof_enabled", True):
         return
     try:
-        _wait_until(lambda: _begins_rewrite(server))
+        _wait_until(lambda: _start_rewrite(server))
         _wait_until(lambda: not _is_rewriting(server.info("persistence")))
         if server.info("persistence").get("aof_last_bgrewrite_status", "ok") != "ok":
             raise StorageUnavailable("Redis failed to rewrite its append-only file; see the log of Redis")
@@ -243,17 +243,17 @@ def _rewrite(server: Any) -> None:
         logger.info("erased data stay in Redis's append-only file until it is rewritten: %s", exc)
 
 
-def _told(server: Any, *command: str) -> Any:
-    """Return the reply to a command; None if this user may not run it."""
+def _info(server: Any, section: str) -> Any:
+    """Return a section of INFO; empty if this user may not read it."""
     try:
-        return server.execute_command(*command)
+        return server.info(section)
     except ResponseError as exc:
         if not is_withheld(exc):
             raise
-        return None
+        return {}
 
 
-def _begins_rewrite(server: Any) -> bool:
+def _start_rewrite(server: Any) -> bool:
     try:
         server.execute_command("BGREWRITEAOF")
     except ResponseError as exc:
