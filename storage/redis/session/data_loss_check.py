@@ -38,7 +38,7 @@ from storage.redis.session.server_settings import (
     POLICY,
     REQUIRED_SETTINGS,
     Evictions,
-    told_settings,
+    reported_settings,
     unsafe_setting,
 )
 
@@ -50,7 +50,7 @@ LOST = (
     "If they are gone, 'lisarec repair --accept-loss' restores what the log and the archive have, and accepts the loss"
 )
 
-UNTOLD = (
+EMPTY = (
     "Redis at {server} is empty, because it is new or has lost its data; the archive, which shows which, is "
     "unreachable. Nothing is written until the archive is reachable"
 )
@@ -231,7 +231,7 @@ class ServerTrust:
         if is_replica(info):  # it takes no writes, whatever its data; its name may lead to the new primary already
             await self._servers.reconnect(url)
         else:
-            server.evictions.count(info, told_settings(info, *configs).get(POLICY, ""))
+            server.evictions.count(info, reported_settings(info, *configs).get(POLICY, ""))
             loss = await self._loss(url, server, process)
             unsafe = unsafe_setting(info, *configs)
             reason = loss if unsafe is None else _Reason(UNSAFE.format(server=address(url), what=unsafe), "unsafe")
@@ -250,7 +250,7 @@ class ServerTrust:
         if what is not None or process != server.process or server.reason is not None:
             what = await self._missing_data(url) or what
             if what is None and self._may_have_lost_all(url):
-                return _Reason(UNTOLD.format(server=address(url)), "archive")
+                return _Reason(EMPTY.format(server=address(url)), "archive")
         return None if what is None else _Reason(LOST.format(server=address(url), what=what), "wrong_store")
 
     async def _missing_data(self, url: str) -> str | None:

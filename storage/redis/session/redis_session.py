@@ -19,7 +19,7 @@ from storage.redis.layout.lost_entries import LOST_FIELD, META, encode_lost
 from storage.redis.scripts.script import Script
 from storage.redis.scripts.store_scripts import STORE_SCRIPTS
 from storage.redis.session.data_loss_check import ServerTrust
-from storage.redis.session.server_settings import POLICY, SAFE_SETTINGS, keeps_events, told_settings
+from storage.redis.session.server_settings import POLICY, SAFE_SETTINGS, keeps_events, reported_settings
 from storage.state.generation import Generation
 
 OLDEST_SERVER = (6, 2)
@@ -100,7 +100,7 @@ class RedisSession:
         replies = await self.servers.call_all_nodes(("INFO",), *asked, replicas=True)
         self._check_versions([info for info, *_ in replies])
         await self._check_layout()
-        self._check_settings([told_settings(*of_server) for of_server in replies])
+        self._check_settings([reported_settings(*of_server) for of_server in replies])
         await self._load_scripts()
         self._is_checked = True
 
@@ -258,15 +258,15 @@ class RedisSession:
 
     def _check_settings(self, servers: Sequence[Mapping[str, str]]) -> None:
         """Warn of settings that differ from docker/redis/redis.conf and redis-cluster.conf, or are not reported."""
-        told = {name: {told[name] for told in servers if name in told} for name in (*SAFE_SETTINGS, COVERAGE)}
+        values = {name: {found[name] for found in servers if name in found} for name in (*SAFE_SETTINGS, COVERAGE)}
         for name, safe in SAFE_SETTINGS.items():
-            for value in told[name] - {safe}:
+            for value in values[name] - {safe}:
                 if name != POLICY or not keeps_events(value):
                     logger.warning("Redis may lose acknowledged events: its %s is %s, not %s", name, value, safe)
         if self.servers.slots.is_cluster:
-            for value in told[COVERAGE] - {"no"}:
+            for value in values[COVERAGE] - {"no"}:
                 logger.warning("one lost node will stop the whole cluster of Redis: its %s is %s", COVERAGE, value)
-        withheld = [f"{name} is {safe}" for name, safe in SAFE_SETTINGS.items() if not told[name]]
+        withheld = [f"{name} is {safe}" for name, safe in SAFE_SETTINGS.items() if not values[name]]
         if withheld:
             logger.warning(WITHHELD, " and ".join(withheld))
 

@@ -16,17 +16,17 @@ def keeps_events(policy: str) -> bool:
     return policy == SAFE_SETTINGS[POLICY] or policy.startswith("volatile-")
 
 
-def told_settings(info: Any, *configs: Any) -> dict[str, str]:
+def reported_settings(info: Any, *configs: Any) -> dict[str, str]:
     """Parse the replies to INFO and CONFIG GET. An error reply gives no settings."""
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     if isinstance(info, Mapping):
         if "aof_enabled" in info:
-            told["appendonly"] = "yes" if info["aof_enabled"] else "no"
+            reported["appendonly"] = "yes" if info["aof_enabled"] else "no"
         if "maxmemory_policy" in info:
-            told[POLICY] = str(info["maxmemory_policy"])
+            reported[POLICY] = str(info["maxmemory_policy"])
     for config in configs:
-        told |= config if isinstance(config, Mapping) else {}
-    return told
+        reported |= config if isinstance(config, Mapping) else {}
+    return reported
 
 
 def unsafe_setting(info: Any, *configs: Any) -> str | None:
@@ -35,10 +35,10 @@ def unsafe_setting(info: Any, *configs: Any) -> str | None:
     A server that does not report its settings is trusted. If it reports its append-only file only through INFO, it is
     a managed server, which may keep its data in another way, as Amazon MemoryDB does.
     """
-    policy = told_settings(info, *configs).get(POLICY, SAFE_SETTINGS[POLICY])
+    policy = reported_settings(info, *configs).get(POLICY, SAFE_SETTINGS[POLICY])
     if not keeps_events(policy):
         return UNSAFE.format(name=POLICY, value=policy, safe=SAFE_SETTINGS[POLICY])
-    if told_settings(None, *configs).get("appendonly") == "no":
+    if reported_settings(None, *configs).get("appendonly") == "no":
         return UNSAFE.format(name="appendonly", value="no", safe=SAFE_SETTINGS["appendonly"])
     return None
 
