@@ -39,8 +39,8 @@ end
 """
 
 # Removes dead values: all except live keys, among those from before the last removal that the caller knows.
-TAKE_DEAD_AWAY = """
-local function take_dead_away(properties, live, removals)
+REMOVE_DEAD = """
+local function remove_dead(properties, live, removals)
     for key in pairs(properties) do
         if not live[key] and tonumber(string.match(key, '#(%d+)$') or 0) < removals then properties[key] = nil end
     end
@@ -64,7 +64,7 @@ return refused or cjson.encode(held)
 # differs in size from the stored ones, the reply is an empty text and both sizes.
 PUT_ITEMS = Script(
     HOLD_TYPES
-    + TAKE_DEAD_AWAY
+    + REMOVE_DEAD
     + f"local item_arguments, live = {ITEM_ARGUMENTS}, {{{', '.join(f'{name} = true' for name in ITEM_TIMES)}}}\n"
     + """
 -- KEYS  version, changes, title, categories, available, properties, property-types, vectors, vector-bytes
@@ -97,7 +97,7 @@ local function put_properties(item, patch, read, becomes)
         if value == cjson.null then value = nil end
         properties[key_of[name] or name] = value
     end
-    take_dead_away(properties, live, held.removals or 0)
+    remove_dead(properties, live, held.removals or 0)
     if next(properties) then
         redis.call('HSET', KEYS[6], item, cjson.encode(properties))
     else

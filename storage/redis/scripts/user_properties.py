@@ -2,13 +2,13 @@
 
 from storage.redis.layout.head import MERGE_MARK
 from storage.redis.layout.keys import User
-from storage.redis.scripts.items import TAKE_DEAD_AWAY
+from storage.redis.scripts.items import REMOVE_DEAD
 from storage.redis.scripts.script import Script
 
 # Changes nothing if the user was, or is being, merged into another one, or the log is not as the caller expects. A
 # user without a log has no head, before and after an erasure: then the partition's log must be as expected.
 PUT_USER_PROPERTIES = Script(
-    TAKE_DEAD_AWAY
+    REMOVE_DEAD
     + f"""
 -- KEYS  seq, head, properties
 -- ARGV  user, properties by key, 1 where they only fill what is missing; a JSON object whose names are the live keys,
@@ -25,7 +25,7 @@ for name, value in pairs(cjson.decode(ARGV[2])) do
         properties[name] = value
     end
 end
-take_dead_away(properties, cjson.decode(ARGV[4]), tonumber(ARGV[5]))
+remove_dead(properties, cjson.decode(ARGV[4]), tonumber(ARGV[5]))
 if next(properties) then
     redis.call('HSET', KEYS[3], ARGV[1], cjson.encode(properties))
 else
