@@ -226,7 +226,7 @@ class HeldProperties:
         sizes = (sum(map(len, held.types.values())) for held in (self, other))
         return (self.removals, next(sizes)) < (other.removals, next(sizes))
 
-    def taken_back_since(self, before: "HeldProperties") -> list[str]:
+    def properties_removed_since(self, before: "HeldProperties") -> list[str]:
         """Return the item properties of `before` that have lost their values since."""
         held = self.names["item"]
         return [name for key, name in before.names["item"].items() if key not in held]

@@ -76,7 +76,7 @@ class ItemProperties:
     def hold(self, held: HeldProperties) -> None:
         """Switch to these declared properties, and drop the columns of removed ones."""
         before, self._held = self._held, held
-        for name in held.taken_back_since(before):
+        for name in held.properties_removed_since(before):
             self._columns.pop(name, None)
         if held != before:
             self.types = {**held.types["item"], **TYPES}

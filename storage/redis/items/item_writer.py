@@ -10,10 +10,10 @@ from storage.redis.items.properties import (
     VALUE_BYTES,
     properties_to_texts,
     register_tenant,
-    require_held,
+    require_accepted_types,
     with_properties,
 )
-from storage.redis.items.vectors import require_taken
+from storage.redis.items.vectors import require_accepted_vectors
 from storage.redis.layout.stream_entries import compact_json
 from storage.redis.scripts.items import ITEM_ARGUMENTS, PUT_ITEMS, READ_ITEM_PROPERTIES
 from storage.redis.session.cooperative_loops import in_slices
@@ -59,8 +59,8 @@ class ItemWriter:
         of_items = [keys.version, keys.changes, *keys.parts, keys.property_types, keys.vectors, keys.vector_bytes]
         args = [compact_json(types), MAX_PROPERTIES, MERGED_BYTES, *encoded]
         reply = await self._session.write(PUT_ITEMS, of_items, args, wait_for_replicas=True)
-        require_taken(reply)
-        require_held(types, reply)
+        require_accepted_vectors(reply)
+        require_accepted_types(types, reply)
         return int(reply)
 
     async def _stored_properties(self, tenant: str, entries: Sequence[ItemEntry]) -> dict[str, bytes]:

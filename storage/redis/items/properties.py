@@ -52,7 +52,7 @@ class RedisProperties(PropertyStore):
         keys = [self._session.keys.items(tenant).property_types]
         args: list[Argument] = [compact_json(types), MAX_PROPERTIES]
         reply = await self._session.write(DECLARE_TYPES, keys, args, wait_for_replicas=True)
-        require_held(types, reply)
+        require_accepted_types(types, reply)
         return HeldProperties.parse(reply)
 
     @override
@@ -130,7 +130,7 @@ async def register_tenant(session: RedisSession, tenant: str) -> None:
     await session.note(f"{ITEMS_FIELD}{tenant}", "1")
 
 
-def require_held(types: TypeChanges, reply: Any) -> None:
+def require_accepted_types(types: TypeChanges, reply: Any) -> None:
     """Raise PropertyRefused if a script has replied that it rejects one of the types."""
     if isinstance(reply, list):
         name, held = (part.decode() for part in reply)

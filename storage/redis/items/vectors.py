@@ -35,7 +35,7 @@ class RedisVectors(VectorStore):
         return found
 
 
-def require_taken(reply: Any) -> None:
+def require_accepted_vectors(reply: Any) -> None:
     """Raise VectorRefused if PUT_ITEMS has replied that a vector differs in size from the stored ones."""
     if isinstance(reply, list) and len(reply) == VECTOR_REPLY:
         _, given, held = (int(part or 0) for part in reply)
