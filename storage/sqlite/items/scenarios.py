@@ -47,7 +47,7 @@ class SQLiteScenarios(ScenarioStore):
 
     @override
     async def add(self, tenant: str, name: str, text: str, *, believed: str, dropped: str | None = None) -> bool:
-        return await self._database.write(lambda db: _add(db, tenant, (name, text), believed, dropped))
+        return await self._database.write(lambda db: _add(db, tenant, name, text, believed, dropped))
 
 
 def _revision(db: sqlite3.Connection, tenant: str) -> str:
@@ -59,13 +59,10 @@ def _scenarios(db: sqlite3.Connection, tenant: str) -> Scenarios:
     return Scenarios(revision, dict(db.execute(SELECT_NEWEST, (tenant,))))
 
 
-def _add(
-    db: sqlite3.Connection, tenant: str, named_version: tuple[str, str], believed: str, dropped: str | None
-) -> bool:
+def _add(db: sqlite3.Connection, tenant: str, name: str, text: str, believed: str, dropped: str | None) -> bool:
     if _revision(db, tenant) != believed:
         return False
-    name, _ = named_version
-    db.execute(INSERT, (tenant, *named_version))
+    db.execute(INSERT, (tenant, name, text))
     db.execute(DELETE_OLDEST, (tenant, name))
     if dropped is not None:
         db.execute(DELETE, (tenant, dropped))
