@@ -114,12 +114,12 @@ def erase_some(db: sqlite3.Connection, tenant: str) -> bool:
         row = found.fetchone()
         if row is None:
             return False
-        deleted = db.execute(DELETE_SOME, (tenant, row[0], left)).rowcount
+        (user_id,) = row
+        deleted = db.execute(DELETE_SOME, (tenant, user_id, left)).rowcount
         if deleted < left:
-            _delete_states_and_properties(
-                db, tenant, row[0]
-            )  # a reader that had read the log before may have saved one
-            db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, row[0]))
+            # a reader that had read the log before may have saved a state
+            _delete_states_and_properties(db, tenant, user_id)
+            db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, user_id))
         left -= max(1, deleted)
     return True
 
