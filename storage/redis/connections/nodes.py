@@ -371,4 +371,5 @@ def node_urls(url: str) -> list[str]:
 def address(url: str) -> str:
     """Return the address in a URL, which may be shown: it has no user and no password."""
     parts = urlsplit(url)
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return parts.path if parts.scheme == "unix" else f"{host}:{parts.port or 6379}"

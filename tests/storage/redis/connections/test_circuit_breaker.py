@@ -10,6 +10,7 @@ import pytest
 
 import storage.redis.connections.circuit_breaker
 from storage.redis.connections.circuit_breaker import CircuitBreaker
+from storage.redis.connections.nodes import address
 
 REQUEST: ContextVar[str | None] = ContextVar("REQUEST", default=None)
 
@@ -93,3 +94,16 @@ async def test_closing_ends_a_probe_that_hangs() -> None:
     await asyncio.sleep(0)
     await server.circuit.close()
     assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://lisarec:secret@redis:6380/0", "redis:6380"),
+        ("rediss://:secret@redis", "redis:6379"),
+        ("redis://lisarec:secret@[fd00::1]:6380", "[fd00::1]:6380"),
+        ("unix://lisarec:secret@/run/redis.sock", "/run/redis.sock"),
+    ],
+)
+def test_messages_name_a_server_without_its_password(url: str, shown: str) -> None:
+    assert address(url) == shown
