@@ -3,7 +3,8 @@
 A process of its own spends about four seconds on imports, and tests start hundreds of them. `ForkedPopen` takes the
 place of `subprocess.Popen`. A command that the fork server can run, `python -m NAME ...` or `python SCRIPT ...`,
 becomes a fork of it; every other command starts as usual. The fork is a child of the process of the tests, and ends
-with it. It has the standard streams, the environment, the directory and the arguments of the command.
+with it. It has the standard streams, the environment, the directory and the arguments of the command. The worker
+processes of a service are forks of it, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import atexit
 import ctypes
 import gc
 import json
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -24,17 +26,20 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import prometheus_client.values
+
 ROOT = Path(__file__).parents[1]
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # Linux' prctl
 LENGTH_BYTES = 8
+FORKING = "--multiprocessing-fork"  # the last argument of a process that multiprocessing starts
 # the dynamic linker or an import reads these, which a process that is forked has behind it
 READ_AT_START = ("LD_PRELOAD", "OMP_NUM_THREADS", "PROMETHEUS_MULTIPROC_DIR", "PYTHONHASHSEED", "TRITON_INTERPRET")
 PRELOADED = (
@@ -250,7 +255,8 @@ def become(command: Command, streams: Sequence[int]) -> None:
     os.environ.update(command.environment)
     tempfile.tempdir = None  # the environment names another one
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    status = run(command.arguments)
+    fork_workers()
+    status = run(partial(start, command.arguments))
     with suppress(BaseException):  # what the interpreter does at its end; it has no public names for it
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
         atexit._run_exitfuncs()  # noqa: SLF001
@@ -262,17 +268,57 @@ def become(command: Command, streams: Sequence[int]) -> None:
     os._exit(status)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the module or the script as `__main__`; returns the exit status, or the negative signal that ends it."""
+def fork_workers() -> None:
+    """Let multiprocessing fork this process where it would start an interpreter, which imports everything again."""
+    spawn = multiprocessing.util.spawnv_passfds
+
+    def fork(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
+        has_threads = len(os.listdir("/proc/self/task")) > 1  # they do not survive a fork
+        if arguments[-1] != FORKING or has_threads:
+            return spawn(path, arguments, descriptors)
+        process = os.fork()
+        if process == 0:
+            become_worker(arguments[-2], descriptors)
+        return process
+
+    multiprocessing.util.spawnv_passfds = fork  # type: ignore[assignment]  # its parameters have other names
+
+
+def become_worker(program: str, descriptors: Sequence[int]) -> None:
+    """Turn this process into one that multiprocessing has started on the program.
+
+    descriptors  of the parent, which the program uses
+    """
+    gc.freeze()  # what is left of the parent closes no descriptors
+    for descriptor in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *descriptors}:
+        with suppress(OSError):  # that of the folder
+            os.close(descriptor)
+    for number in filter(lambda number: callable(signal.getsignal(number)), signal.valid_signals()):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # of this environment
+    sys.argv = ["-c", FORKING]
+    status = run(partial(exec, program, {}))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def start(arguments: Sequence[str]) -> None:
+    """Run the module or the script as `__main__`."""
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        sys.path[0] = os.getcwd()
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        sys.path[0] = str(Path(arguments[0]).parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def run(program: Callable[[], object]) -> int:
+    """Run the program; return the exit status, or the negative signal that ends it."""
     try:
-        if arguments[0] == "-m":
-            sys.argv = list(arguments[1:])
-            sys.path[0] = os.getcwd()
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = list(arguments)
-            sys.path[0] = str(Path(arguments[0]).parent)
-            runpy.run_path(arguments[0], run_name="__main__")
+        program()
     except SystemExit as exc:
         if exc.code is None or isinstance(exc.code, int):
             return (exc.code or 0) & 0xFF

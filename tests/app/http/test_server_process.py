@@ -196,7 +196,7 @@ def test_a_worker_that_is_silent_for_some_seconds_lives_on(launch: Callable[...,
     """As on a machine that is too busy; uvicorn would kill it after five seconds."""
     process = launch(workers=2, port=free_port())
     children = psutil.Process(process.process.pid).children()
-    workers = [child for child in children if any("spawn_main" in part for part in child.cmdline())]
+    workers = [child for child in children if not any("resource_tracker" in part for part in child.cmdline())]
     assert len(workers) == 2
     workers[0].suspend()
     time.sleep(8)
@@ -229,7 +229,8 @@ def test_a_worker_frees_the_model_that_it_starts_with(tmp_path: Path) -> None:
     for seed, name in enumerate(("may", "june")):
         write_model(tmp_path / name, seed)
     environment = {"LISAREC_MODEL_DIR": str(tmp_path / "may"), "LISAREC_DATA_DIR": str(tmp_path / "state")}
-    command = [sys.executable, "-c", SWITCH_OF_A_WORKER]
+    (program := tmp_path / "switch.py").write_text(SWITCH_OF_A_WORKER)
+    command = [sys.executable, str(program)]
     subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True, timeout=PATIENCE_S)
 
 
