@@ -85,25 +85,26 @@ int socket(int domain, int type, int protocol) {
 
 # What waits for servers, syncs and kills leaves the processor to others, but several such tests at once wait too long
 # for each other. So these files stand in two lanes, each of which is the work of one process; others share the rest.
+# Those of the second lane share one `benchmarks.harness.fork_server`, whose start takes ten seconds of processor time.
 LANES = (
     (
-        "tests/benchmarks/attack/test_chaos.py",
         "tests/benchmarks/test_benchmarks.py",
-        "tests/app/jobs/kafka/test_consume.py",
-        "tests/app/http/test_server_process.py",
         "tests/app/jobs/test_demo.py",
-        "tests/benchmarks/test_kafka.py",
-        "tests/app/jobs/test_archive.py",
-    ),
-    (
-        "tests/benchmarks/test_resilience.py",
-        "tests/benchmarks/test_machines.py",
-        "tests/benchmarks/quality/test_kills.py",
+        "tests/app/http/test_server_process.py",
         "tests/benchmarks/test_fuzzing.py",
+        "tests/app/jobs/kafka/test_consume.py",
         "tests/deploy/test_pods.py",
         "tests/docker/test_topology.py",
         "tests/storage/archiver/test_kills.py",
         "tests/app/jobs/retraining/test_retraining_processes.py",
+        "tests/app/jobs/test_archive.py",
+    ),
+    (
+        "tests/benchmarks/attack/test_chaos.py",
+        "tests/benchmarks/test_resilience.py",
+        "tests/benchmarks/test_kafka.py",
+        "tests/benchmarks/quality/test_kills.py",
+        "tests/benchmarks/test_machines.py",
     ),
 )
 # what computes for long comes next, so that the last that runs is short
