@@ -209,7 +209,7 @@ def _cpu_s(version: Version) -> tuple[float, float]:
 def _serving(name: str, code: Path, options: Sequence[str], *, on_redis: bool) -> Iterator[Version]:
     """Serve from this checkout, on a new store."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-P", "-m", "app", "serve", "--port", str(port), *options]
+    command = [sys.executable, "-m", "app", "serve", "--port", str(port), *options]
     with ExitStack() as stack:
         directory, redis = stack.enter_context(TemporaryDirectory()), None
         if on_redis:
