@@ -59,7 +59,7 @@ def test_promtool_takes_configuration_and_rules_and_the_alerts_pass_their_tests(
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump({**CONFIG, "rule_files": [str(PROMETHEUS / "alerts.yml")]}))
     promtool("check", "config", str(config))
-    promtool("test", "rules", str(ALERTS))
+    promtool("test", "rules", str(ALERTS), str(ALERTS.with_name("alerts_of_a_day.yml")))
 
 
 def test_each_alert_is_tested() -> None:
