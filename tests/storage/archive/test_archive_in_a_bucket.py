@@ -14,6 +14,7 @@ from benchmarks.storage.s3_server import S3Server
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageUnavailable
+from storage.folders import object_folder
 from storage.folders.object_folder import ObjectFolder
 from tests.storage.archive.archived_redis import (
     NOW_MS,
@@ -28,7 +29,7 @@ from tests.storage.archive.entries import place, seqs, some
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import GENERATION
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -36,7 +37,15 @@ def bucket(s3: Callable[[], str], tmp_path: Path) -> ObjectFolder:
     return ObjectFolder(s3(), tmp_path / "cache")
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for each answer of the bucket: on a busy machine one may take longer than a request would wait."""
+    for timeout in ("connect_timeout", "timeout"):
+        monkeypatch.setitem(object_folder.QUICK, timeout, f"{PATIENCE_S}s")
+
+
 class TestWriters:
+    @pytest.mark.usefixtures("patient")
     def test_of_two_writers_the_earlier_one_commits_nothing_more(self, bucket: ObjectFolder) -> None:
         def overtaken() -> None:
             with ArchiveWriter.open(bucket) as earlier:
@@ -55,6 +64,7 @@ class TestWriters:
             assert names == next_one.manifest.names()  # what the earlier one had written is gone
         assert seqs(archive) == [1, 2, 3, 4, 5, 6, 7]
 
+    @pytest.mark.usefixtures("patient")
     def test_readers_follow_merges_and_keep_no_copies_of_what_is_gone(
         self, bucket: ObjectFolder, tmp_path: Path
     ) -> None:
@@ -88,6 +98,7 @@ class TestWriters:
 
 
 class TestArchiver:
+    @pytest.mark.usefixtures("patient")
     def test_whoever_dies_before_any_change_of_bucket_or_redis_leaves_both_right(
         self, any_server: RedisServer, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
