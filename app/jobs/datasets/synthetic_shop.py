@@ -26,59 +26,108 @@ NEXT_SHARE = 0.85  # the others skip a good
 CHANGE_SHARE = 0.15  # how often a shopper looks at another range in between
 
 # department -> (finishes, range -> goods in the order in which people need them)
-GOODS: dict[str, tuple[str, dict[str, str]]] = {
+GOODS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "Outdoor": (
-        "blue, green, orange",
+        ("blue", "green", "orange"),
         {
-            "Camping": "Two-person tent, Sleeping bag, Sleeping mat, Camping stove, Cooking pot set, Lantern",
-            "Trail running": "Trail running shoes, Running socks, Running vest, Soft flask, Running cap, Gaiters",
-            "Cycling": "Touring bike, Bike helmet, Bike lights, Bike lock, Pannier bags, Floor pump",
-            "Climbing": "Climbing shoes, Chalk bag, Climbing harness, Belay device, Climbing rope, Quickdraw set",
+            "Camping": (
+                "Two-person tent",
+                "Sleeping bag",
+                "Sleeping mat",
+                "Camping stove",
+                "Cooking pot set",
+                "Lantern",
+            ),
+            "Trail running": (
+                "Trail running shoes",
+                "Running socks",
+                "Running vest",
+                "Soft flask",
+                "Running cap",
+                "Gaiters",
+            ),
+            "Cycling": ("Touring bike", "Bike helmet", "Bike lights", "Bike lock", "Pannier bags", "Floor pump"),
+            "Climbing": (
+                "Climbing shoes",
+                "Chalk bag",
+                "Climbing harness",
+                "Belay device",
+                "Climbing rope",
+                "Quickdraw set",
+            ),
         },
     ),
     "Kitchen": (
-        "steel, black, cream",
+        ("steel", "black", "cream"),
         {
-            "Coffee": "Espresso machine, Coffee grinder, Tamper, Milk jug, Espresso cups, Knock box",
-            "Baking": "Stand mixer, Mixing bowls, Measuring spoons, Loaf tin, Cooling rack, Cake stand",
-            "Cooking": "Chef's knife, Chopping board, Frying pan, Casserole, Colander, Pepper mill",
-            "Tea": "Teapot, Tea kettle, Tea tin, Tea strainer, Teacups, Serving tray",
+            "Coffee": ("Espresso machine", "Coffee grinder", "Tamper", "Milk jug", "Espresso cups", "Knock box"),
+            "Baking": ("Stand mixer", "Mixing bowls", "Measuring spoons", "Loaf tin", "Cooling rack", "Cake stand"),
+            "Cooking": ("Chef's knife", "Chopping board", "Frying pan", "Casserole", "Colander", "Pepper mill"),
+            "Tea": ("Teapot", "Tea kettle", "Tea tin", "Tea strainer", "Teacups", "Serving tray"),
         },
     ),
     "Books": (
-        "hardback, paperback, audiobook",
+        ("hardback", "paperback", "audiobook"),
         {
-            "Crime": ", ".join(f"The Harbour Murders {volume}" for volume in range(1, 7)),
-            "Fantasy": ", ".join(f"The Salt Road {volume}" for volume in range(1, 7)),
-            "Science": "Seven Stars, The Patient Cell, What Waves Know, Deep Time, A Map of Light, Small Infinities",
-            "Travel": "Lisbon on Foot, The Night Train, Islands of Rain, Across the Steppe, Harbour Towns, Slow Rivers",
+            "Crime": tuple(f"The Harbour Murders {volume}" for volume in range(1, 7)),
+            "Fantasy": tuple(f"The Salt Road {volume}" for volume in range(1, 7)),
+            "Science": (
+                "Seven Stars",
+                "The Patient Cell",
+                "What Waves Know",
+                "Deep Time",
+                "A Map of Light",
+                "Small Infinities",
+            ),
+            "Travel": (
+                "Lisbon on Foot",
+                "The Night Train",
+                "Islands of Rain",
+                "Across the Steppe",
+                "Harbour Towns",
+                "Slow Rivers",
+            ),
         },
     ),
     "Garden": (
-        "small, medium, large",
+        ("small", "medium", "large"),
         {
-            "Vegetables": "Seed trays, Potting compost, Raised bed, Watering can, Plant labels, Harvest basket",
-            "Lawn": "Lawn mower, Lawn seed, Spring rake, Sprinkler, Edging shears, Leaf net",
-            "Balcony": "Balcony planter, Herb pots, Hanging basket, Trellis, Folding chair, Bird feeder",
-            "Pond": "Pond liner, Pond pump, Water lilies, Pond net, Stepping stones, Pond light",
+            "Vegetables": (
+                "Seed trays",
+                "Potting compost",
+                "Raised bed",
+                "Watering can",
+                "Plant labels",
+                "Harvest basket",
+            ),
+            "Lawn": ("Lawn mower", "Lawn seed", "Spring rake", "Sprinkler", "Edging shears", "Leaf net"),
+            "Balcony": ("Balcony planter", "Herb pots", "Hanging basket", "Trellis", "Folding chair", "Bird feeder"),
+            "Pond": ("Pond liner", "Pond pump", "Water lilies", "Pond net", "Stepping stones", "Pond light"),
         },
     ),
     "Music": (
-        "beginner, stage, studio",
+        ("beginner", "stage", "studio"),
         {
-            "Guitar": "Acoustic guitar, Guitar strings, Plectrum set, Guitar tuner, Guitar strap, Capo",
-            "Piano": "Digital piano, Piano stool, Sustain pedal, Headphones, Piano primer, Music stand",
-            "Drums": "Drum kit, Drumsticks, Drum stool, Practice pads, Cymbal set, Drum rug",
-            "Recording": "Microphone, Microphone stand, Audio interface, Pop filter, Monitor speakers, Acoustic panels",
+            "Guitar": ("Acoustic guitar", "Guitar strings", "Plectrum set", "Guitar tuner", "Guitar strap", "Capo"),
+            "Piano": ("Digital piano", "Piano stool", "Sustain pedal", "Headphones", "Piano primer", "Music stand"),
+            "Drums": ("Drum kit", "Drumsticks", "Drum stool", "Practice pads", "Cymbal set", "Drum rug"),
+            "Recording": (
+                "Microphone",
+                "Microphone stand",
+                "Audio interface",
+                "Pop filter",
+                "Monitor speakers",
+                "Acoustic panels",
+            ),
         },
     ),
     "Children": (
-        "red, yellow, turquoise",
+        ("red", "yellow", "turquoise"),
         {
-            "Baby": "Cot, Baby blanket, Changing mat, Baby monitor, Bouncer, High chair",
-            "Building": "Wooden blocks, Marble run, Toy crane, Train tracks, Toy station, Toy bridge",
-            "Painting": "Finger paints, Painting apron, Brush set, Easel, Paper roll, Modelling clay",
-            "School": "School bag, Pencil case, Lunch box, Drinking bottle, Gym bag, Desk lamp",
+            "Baby": ("Cot", "Baby blanket", "Changing mat", "Baby monitor", "Bouncer", "High chair"),
+            "Building": ("Wooden blocks", "Marble run", "Toy crane", "Train tracks", "Toy station", "Toy bridge"),
+            "Painting": ("Finger paints", "Painting apron", "Brush set", "Easel", "Paper roll", "Modelling clay"),
+            "School": ("School bag", "Pencil case", "Lunch box", "Drinking bottle", "Gym bag", "Desk lamp"),
         },
     ),
 }
@@ -107,11 +156,7 @@ def generate(directory: Path, shoppers: int = 1_500, seed: int = 7) -> None:
 
 def _ranges() -> list[ProductRange]:
     return [
-        ProductRange(
-            department,
-            name,
-            tuple(tuple(f"{good}, {finish}" for finish in finishes.split(", ")) for good in goods.split(", ")),
-        )
+        ProductRange(department, name, tuple(tuple(f"{good}, {finish}" for finish in finishes) for good in goods))
         for department, (finishes, ranges) in GOODS.items()
         for name, goods in ranges.items()
     ]
