@@ -18,8 +18,7 @@ SchemaT = TypeVar("SchemaT", bound=BaseModel)
 class ErrorDetail(BaseModel):
     """A problem in a request.
 
-    field   a name from the API, never one that the client chose
-    reason  does not quote the value
+    `field` is a name from the API, never one that the client chose. `reason` does not quote the value.
     """
 
     index: int | None = None
