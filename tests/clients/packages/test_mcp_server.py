@@ -42,7 +42,10 @@ def with_assistant(use: Use, service: Service, key_file: Path, *options: str) ->
     async def run() -> None:
         async with (
             asyncio.timeout(PATIENCE_S),
-            stdio_client(server) as (read, write),
+            stdio_client(server, errlog=sys.__stderr__ or sys.stderr) as (
+                read,
+                write,
+            ),  # the default is that of its import
             ClientSession(read, write) as session,
         ):
             await session.initialize()
