@@ -194,15 +194,6 @@ def test_the_interface_is_described_with_examples_and_the_one_error(shared_clien
             assert (name == "ErrorBody") == (int(status) >= 400)
 
 
-def test_the_description_of_every_schema_is_prose(shared_client: Client) -> None:
-    """Its readers see the lines of a list of attributes, as docstrings have it, as one paragraph."""
-    schemas = shared_client.get("/openapi.json").json()["components"]["schemas"]
-    listed = [
-        name for name, one in schemas.items() if re.search(r"^\w+ {2,}", one.get("description", ""), re.MULTILINE)
-    ]
-    assert listed == []
-
-
 def test_every_operation_describes_the_errors_that_it_can_answer(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     for method, path, operation in operations_of(document):

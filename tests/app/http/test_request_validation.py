@@ -331,3 +331,12 @@ class TestNoInputIsAFault:
             response = shared_client.get(f"{path}?{query}")
             if response.status_code != 200:
                 assert_refused(response)
+
+
+def test_the_description_of_every_schema_is_prose(shared_client: Client) -> None:
+    """Its readers see the lines of a list of attributes, as docstrings have it, as one paragraph."""
+    schemas = shared_client.get("/openapi.json").json()["components"]["schemas"]
+    listed = [
+        name for name, one in schemas.items() if re.search(r"^\w+ {2,}", one.get("description", ""), re.MULTILINE)
+    ]
+    assert listed == []
