@@ -88,11 +88,11 @@ async def tenant_service(
         with suppress(StorageError):
             await scenarios.follow()
         async with in_background(
-            partial(_repeat, switcher.poll, POLL_EVERY_S),
-            partial(_repeat, scenarios.follow, POLL_EVERY_S),
-            partial(_repeat, partial(_follow_time, switcher), POLL_EVERY_S),
-            partial(_repeat, signals.sync, SYNC_EVERY_S),
-            partial(_repeat, store.drop_idle_states, SWEEP_EVERY_S),
+            partial(repeat, switcher.poll, POLL_EVERY_S),
+            partial(repeat, scenarios.follow, POLL_EVERY_S),
+            partial(repeat, partial(_follow_time, switcher), POLL_EVERY_S),
+            partial(repeat, signals.sync, SYNC_EVERY_S),
+            partial(repeat, store.drop_idle_states, SWEEP_EVERY_S),
             partial(_free_replaced, switcher),
         ):
             yield Service(store, switcher, ingest, item_updates, signals, log_reader, scenarios)
@@ -123,7 +123,7 @@ async def _again_and_again(work: Callable[[], Coroutine[None, None, None]]) -> N
         await asyncio.sleep(BEGIN_AGAIN_AFTER_S)
 
 
-async def _repeat(work: Callable[[], Awaitable[object]], every_s: float) -> None:
+async def repeat(work: Callable[[], Awaitable[object]], every_s: float) -> None:
     """Do the work at intervals until cancelled; a failure of the store ends only this turn."""
     while True:
         with suppress(StorageError):

@@ -158,6 +158,7 @@ def marketplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     with started(tmp_path_factory.mktemp("streaming"), blocks(STUDIO, "sh")[0]) as studio:
         wait_for_scores(studio, [float(count) for count in range(11, 1, -1)])
+        wait_for_property_of_users(studio, "max_age")
         yield studio
 
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -34,6 +34,7 @@ from tests.waiting import wait_until
 
 TOLERANCE = 1e-2  # what fades in a quarter of an hour
 NEW = "new 1"
+NEVER_S = 1e6
 
 Begin = Callable[..., Client]
 
@@ -42,7 +43,13 @@ Begin = Callable[..., Client]
 def begin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """Start a service on the store of this test, which counts when the test says so."""
     monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
-    monkeypatch.setattr(lifespan, "SYNC_EVERY_S", 1e6)
+    repeat = lifespan.repeat
+
+    async def repeat_unless_never(work: Callable[[], Awaitable[object]], every_s: float) -> None:
+        await (asyncio.sleep(NEVER_S) if every_s == NEVER_S else repeat(work, every_s))
+
+    monkeypatch.setattr(lifespan, "SYNC_EVERY_S", NEVER_S)
+    monkeypatch.setattr(lifespan, "repeat", repeat_unless_never)
     clients: list[Client] = []
     server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None
 
