@@ -101,9 +101,11 @@ class AsyncClient:
         raises  ValueError if an argument is invalid; then nothing is queued
         """
         order = {"user_id": user_id, "type": "purchase", "order_id": order_id}
-        prices = {item_id: {"value": price} for item_id, price in items.items()} if isinstance(items, Mapping) else {}
         events = [
-            new_event({**order, "item_id": item_id, **prices.get(item_id, {})}, recommendation_id=recommendation_id)
+            new_event(
+                {**order, "item_id": item_id} | ({"value": items[item_id]} if isinstance(items, Mapping) else {}),
+                recommendation_id=recommendation_id,
+            )
             for item_id in items
         ]
         return [self._queue(event) for event in events]

@@ -63,6 +63,11 @@ def test_an_id_that_is_a_number_is_refused_as_no_text() -> None:
         client.event("ann", 42)  # type: ignore[arg-type]
 
 
+def test_recommended_items_in_place_of_their_ids_are_refused_in_an_order() -> None:
+    with Client("https://recs.shop.example") as client, pytest.raises(ValueError, match="item_id must be a text"):
+        client.order("ann", "o-1", [{"item_id": "item-1", "score": 0.5}])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("odd", ODD_IDS)
 def test_users_items_and_events_may_have_any_ids(service: Service, connect: Connect, odd: str) -> None:
     client, visitor = connect(), odd[::-1] + odd[:2]
