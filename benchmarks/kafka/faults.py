@@ -35,7 +35,7 @@ from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_ready
 from benchmarks.harness.topology import redis_server
 from benchmarks.kafka.brokers import FETCH, HEARTBEAT, OFFSET_COMMIT, MockBrokers, mock_brokers
-from benchmarks.kafka.consumed_topic import USERS, ConsumedTopic
+from benchmarks.kafka.consumed_topic import RECONNECT, USERS, ConsumedTopic
 from model.artifact import model_directory
 from storage.state.event import Event
 
@@ -48,6 +48,7 @@ SERVICE_KILLS = 10  # one in so many
 POSTED_SHARE = 0.1  # of the cuts: between consumers and service; the others are at the brokers
 CUT_REQUESTS = (*[FETCH] * 8, OFFSET_COMMIT, HEARTBEAT)
 DOWN_S = (0.2, 2.0)
+LETTERS_TIMEOUT_S = 60.0
 # who is killed is missed soon, and whose connection is cut comes back soon
 PROPERTIES = """
 session.timeout.ms=3000
@@ -233,10 +234,11 @@ async def judge(settings: StoreSettings, model: Path, topic: ConsumedTopic) -> V
 
 def count_letters(addresses: str) -> int:
     """Return how many records have dead letters."""
-    reader = Consumer({"bootstrap.servers": addresses, "group.id": "letters"})
+    # cuts may be left: with the client's own pauses, which grow to 10 s, few of them would outlast any patience
+    reader = Consumer({"bootstrap.servers": addresses, "group.id": "letters", **RECONNECT})
     place = TopicPartition(DEAD_LETTERS, 0, 0)
+    end = reader.get_watermark_offsets(place, timeout=LETTERS_TIMEOUT_S)[1]
     reader.assign([place])
-    end = reader.get_watermark_offsets(place, timeout=10)[1]
     found, newest = set(), -1
     while newest + 1 < end:
         for record in reader.consume(1_000, 1):
