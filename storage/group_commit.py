@@ -1,8 +1,8 @@
-"""Group commit on an event loop: requests that arrive while a group is processed form the next group."""
+"""Group commit on an event loop: requests that arrive while groups are processed form the next group."""
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Generic, Protocol, TypeVar
 
@@ -18,6 +18,10 @@ class QueuedRequest(Protocol):
     def size(self) -> int:
         """The size of the request, which counts towards that of its group."""
 
+    @property
+    def key(self) -> str:
+        """The key that it reads or changes."""
+
     def fail(self, cause: Exception) -> None:
         """Answer the caller with the failure."""
 
@@ -26,20 +30,29 @@ RequestT = TypeVar("RequestT", bound=QueuedRequest)
 
 
 class GroupCommit(Generic[RequestT]):
-    """Processes one group of requests after another, without timers, until none is queued.
+    """Processes requests in groups, without timers, until none is queued.
 
-    work          processes the requests of a group and answers them; returns those that must wait for the next group
+    Further groups are processed at the same time only if they are full, and have no key in common. They pause when
+    requests must be repeated, because processes then compete for the same keys.
+
+    work          processes the requests of a group and answers them; returns those that must wait for another group
     max_size      the size at which a group is full; its last request may exceed it
+    max_groups    how many groups are processed at the same time
     waiting_size  the total size of all queued requests
-    task          processes the groups; None while no request is queued or processed
+    tasks         each processes one group after another; none while no request is queued or processed
     """
 
-    def __init__(self, work: Callable[[list[RequestT]], Awaitable[list[RequestT]]], *, max_size: int) -> None:
+    def __init__(
+        self, work: Callable[[list[RequestT]], Awaitable[list[RequestT]]], *, max_size: int, max_groups: int
+    ) -> None:
         self._work = work
         self._max_size = max_size
+        self._max_groups = max_groups
         self._waiting: deque[RequestT] = deque()
+        self._keys: set[str] = set()  # of the groups that are processed
+        self._may_overlap = True
         self.waiting_size = 0
-        self.task: asyncio.Task[None] | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
 
     def require_room(self, requests: Sequence[RequestT]) -> None:
         """Raise StorageBusy if the requests do not fit into the queue."""
@@ -48,53 +61,78 @@ class GroupCommit(Generic[RequestT]):
             raise StorageBusy(f"{self.waiting_size} reads or writes are queued for the store; try again later")
 
     def put(self, requests: Sequence[RequestT]) -> None:
-        """Queue the requests for the next group, without a limit."""
+        """Queue the requests for the next groups, without a limit."""
         self._waiting.extend(requests)
         self.waiting_size += sum(request.size for request in requests)
-        if self.task is None:
+        self._start_task()
+
+    def _start_task(self) -> None:
+        """Start a task if none runs, or if a full group may be queued beside those of the others."""
+        has_room = len(self.tasks) < self._max_groups and self._may_overlap
+        if not self.tasks or (has_room and self.waiting_size >= self._max_size):
             # in an empty context, not the first request's, because the task serves all requests
-            self.task = asyncio.create_task(self._run(), context=Context())
+            self.tasks.add(asyncio.create_task(self._run(), context=Context()))
 
     async def _run(self) -> None:
-        while self._waiting:
-            group = list(self._next_group(self._max_size))
+        while group := self._next_group():
+            keys = {request.key for request in group}
+            self._keys |= keys
+            self._start_task()
             try:
                 again = await self._work(group)
             except Exception as exc:
                 if isinstance(exc, StorageUnavailable):  # waiting for another time-out would not help the others
-                    group += self._next_group(self.waiting_size)
+                    group += self._waiting
+                    self._waiting.clear()
+                    self.waiting_size = 0
                 for request in group:
                     request.fail(exc)
             else:
                 self._waiting.extendleft(reversed(again))
                 self.waiting_size += sum(request.size for request in again)
-        self.task = None
+                self._may_overlap = not again
+            self._keys -= keys
+        self.tasks.discard(asyncio.current_task())
 
-    def _next_group(self, room: int) -> Iterator[RequestT]:
-        while self._waiting and room > 0:
+    def _next_group(self) -> list[RequestT]:
+        """Take the next group from the queue; while others are processed, only a full one."""
+        group: list[RequestT] = []
+        passed: list[RequestT] = []
+        size = 0
+        while self._waiting and size < self._max_size:
             request = self._waiting.popleft()
-            self.waiting_size -= request.size
-            room -= request.size
-            yield request
+            if request.key in self._keys:
+                passed.append(request)
+            else:
+                group.append(request)
+                size += request.size
+        if len(self.tasks) > 1 and (size < self._max_size or not self._may_overlap):
+            self._may_overlap = False  # until a group is done
+            passed, group, size = passed + group, [], 0
+        self._waiting.extendleft(reversed(passed))
+        self.waiting_size -= size
+        return group
 
 
 class GroupCommitByNode(Generic[RequestT]):
     """Keeps a group commit for each node, so that a node that hangs holds up only its own requests.
 
-    work, max_size  of each node, as of GroupCommit
-    node_of         returns the node of a request, which may change while the request waits
+    work, max_size, max_groups  of each node, as of GroupCommit
+    node_of                     returns the node of a key, which may change while a request waits; None if unknown
     """
 
     def __init__(
         self,
         work: Callable[[list[RequestT]], Awaitable[list[RequestT]]],
-        node_of: Callable[[RequestT], str],
+        node_of: Callable[[str], str | None],
         *,
         max_size: int,
+        max_groups: int = 1,
     ) -> None:
         self._work = work
         self._node_of = node_of
         self._max_size = max_size
+        self._max_groups = max_groups
         self._nodes: dict[str, GroupCommit[RequestT]] = {}
         self._closed = False
 
@@ -120,7 +158,7 @@ class GroupCommitByNode(Generic[RequestT]):
         """Refuse new requests, and return when every accepted one is answered."""
         self._closed = True
         # more than once, since a node may requeue to another one
-        while tasks := [commit.task for commit in self._nodes.values() if commit.task is not None]:
+        while tasks := [task for commit in self._nodes.values() for task in commit.tasks]:
             await asyncio.wait(tasks)
 
     def _requeue(self, by_node: dict[str, list[RequestT]]) -> None:
@@ -130,7 +168,7 @@ class GroupCommitByNode(Generic[RequestT]):
     def _by_node(self, requests: Sequence[RequestT]) -> dict[str, list[RequestT]]:
         by_node: defaultdict[str, list[RequestT]] = defaultdict(list)
         for request in requests:
-            by_node[self._node_of(request)].append(request)
+            by_node[self._node_of(request.key) or ""].append(request)
         return by_node
 
     def _node(self, name: str) -> GroupCommit[RequestT]:
@@ -145,5 +183,5 @@ class GroupCommitByNode(Generic[RequestT]):
                 self._requeue(by_node)
                 return own
 
-            self._nodes[name] = GroupCommit(work, max_size=self._max_size)
+            self._nodes[name] = GroupCommit(work, max_size=self._max_size, max_groups=self._max_groups)
         return self._nodes[name]

@@ -128,7 +128,7 @@ LONGEST_OF_THE_OTHERS = (
     "tests/app/observability/test_prometheus.py",
     "tests/app/jobs/test_loadtest.py",
     "tests/storage/redis/session/test_data_loss_check.py",
-    "tests/storage/redis/test_replicas.py",
+    "tests/storage/redis/connections/test_replicas.py",
     "tests/storage/archive/test_archive_in_a_bucket.py",
     "tests/storage/redis/connections/test_servers.py",
     "tests/repository/test_architecture.py",

@@ -46,7 +46,7 @@ class Read(_Waiting):
 
     def __init__(self, keys: list[str]) -> None:
         loop = asyncio.get_running_loop()
-        self.keys = keys
+        self.keys, self.key = keys, keys[0]
         self.size = len(keys)
         self.answer: asyncio.Future[list[bytes | None]] = loop.create_future()
         self.deadline_s = loop.time() + TIMEOUT_S
@@ -122,7 +122,7 @@ class Part(_Waiting):
     def __init__(self, request: Request, partition: str, refusals: int = 0) -> None:
         self.request = request
         self.deadline_s = request.deadline_s
-        self.partition = partition  # PREFIX:{p17}
+        self.partition = self.key = partition  # PREFIX:{p17}
         self.entries: list[tuple[User, Entry]] = []
         self.positions: list[int] = []  # positions of the entries in the request
         self.size = 0

@@ -46,9 +46,8 @@ class RedisStates:
         self._log = log
         self._corrections = corrections
         self._ttl_s = ttl_s
-        node_of = session.servers.slots.node_of
         self._reads: GroupCommitByNode[Read] = GroupCommitByNode(
-            self._read_round, lambda read: node_of(read.keys[0]) or "", max_size=MAX_ROUND
+            self._read_round, session.servers.slots.node_of, max_size=MAX_ROUND
         )
         self._reading_alone = asyncio.Lock()  # by a caller that does not wait for a round
         self._targets: dict[str, User] = {}  # known merge targets of users, by their heads

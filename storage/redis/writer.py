@@ -29,6 +29,7 @@ from storage.state.generation import Generation
 
 MAX_CALLS_OF_NODE = 64  # at a time, per node of a cluster, so that a hanging node does not block requests to others
 MAX_ROUND = 128  # events; Redis is busy with them for about 5 ms, and then with the sync
+MAX_ROUNDS = 3  # of a node at a time, so that Redis commits one while this process prepares the next
 MANY_COMMITS = 16  # of a round, whose steps each take a large part of a millisecond: other requests run in between
 
 
@@ -57,9 +58,8 @@ class EventWriter:
         self._archive = archive
         self._lost_users = lost_users
         self._ttl_s = ttl_s
-        node_of = session.servers.slots.node_of
         self._writes: GroupCommitByNode[Part] = GroupCommitByNode(
-            self._write_round, lambda part: node_of(part.partition) or "", max_size=MAX_ROUND
+            self._write_round, session.servers.slots.node_of, max_size=MAX_ROUND, max_groups=MAX_ROUNDS
         )
         self._calls = Counter[str]()  # calls of `append`, by node
         self._awaiting_archive: set[Part] = set()

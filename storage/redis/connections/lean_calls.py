@@ -25,7 +25,7 @@ from typing_extensions import override
 SERIALIZER = HiredisRespSerializer()
 CLOSED = "Connection closed by server."
 PLAIN = frozenset({"MGET", "EVALSHA"})  # nearly all calls; redis-py returns their replies unchanged
-MAX_LEASED = 3  # connections of a node: for the round that reads, the one that writes, and a read without a round
+MAX_LEASED = 5  # connections of a node: for the round that reads, those that write, and a read without a round
 LARGE_BYTES = 1 << 15  # unsent bytes in the buffer; for fewer, there is no need to wait
 
 

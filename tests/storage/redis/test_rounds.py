@@ -53,6 +53,39 @@ class TestRounds:
 
         asyncio.run(law())
 
+    def test_full_rounds_of_other_users_are_written_while_one_is_committed(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running, most = list[set[str]](), [0]
+        write_round = storage.redis.writer.EventWriter._write_round  # noqa: SLF001
+
+        async def noted(writer: Any, parts: list[Any]) -> list[Any]:
+            partitions = {part.partition for part in parts}
+            assert all(partitions.isdisjoint(others) for others in running)
+            running.append(partitions)
+            most[0] = max(most[0], len(running))
+            again = await write_round(writer, parts)
+            running.remove(partitions)
+            return again
+
+        monkeypatch.setattr("storage.redis.writer.EventWriter._write_round", noted)
+        logs = {
+            f"user-{user}": [click(f"{user}-{number}", f"user-{user}", number % 12) for number in range(8)]
+            for user in range(500)
+        }
+        requests = [[log[number] for log in logs.values()] for number in range(8)]
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                answers = await asyncio.gather(*(store.append("main", events) for events in requests))
+                assert not any(answer.duplicate for answer_list in answers for answer in answer_list)
+                for user, log in logs.items():
+                    (value,) = await store.states("main", [user], GENERATION)
+                    assert_state_is(value, fold(GENERATION, log))
+
+        asyncio.run(law())
+        assert most[0] == storage.redis.writer.MAX_ROUNDS
+
     def test_many_events_are_encoded_and_committed_a_few_at_a_time(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -159,7 +192,7 @@ class TestRounds:
                     return await send(servers, commands, **options)
 
                 monkeypatch.setattr(RedisServers, "send", slowly)
-                served, *others = in_other_partitions(50)
+                served, *others = in_other_partitions(150)
                 first = await begun(store, click("e", served))
                 monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 1.0)
                 waiting = [first, *(store.append("main", [click("e", user_id)]) for user_id in others)]
