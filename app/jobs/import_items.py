@@ -14,13 +14,13 @@ import polars as pl
 
 from app.jobs.replay import RETRY_FOR_S, Retries, ServiceAddress, counted
 from app.schemas.properties import NAME_RULE, is_property_name, similar_property_name
-from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts, with_rfc3339_times
+from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts
 from model.data.exports.mapping import TableMapping
 from model.data.exports.values import FIRST_USUAL_US
 from model.data.interactions import DataError
 from model.data.item_vectors import vectors_in
 from model.data.readers import YES_OR_NO, categories_in, read_item_table
-from model.data.table import VECTOR, Table, rfc_3339, unix_times
+from model.data.table import VECTOR, Table, rfc_3339, unix_times, with_rfc3339_times
 from storage.records import ITEM_TIMES, PropertyType
 
 BATCH = 500  # a request may have 1,000

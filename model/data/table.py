@@ -27,6 +27,8 @@ ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
 FIRST_NS = 662_688_000 * 10**9  # 1991; .NET counts up to 2099 in smaller numbers, from the year 1 on
 RFC_3339 = "%Y-%m-%dT%H:%M:%S%.6fZ"
+ISO_DAY = r"^(\d{4}-\d{2}-\d{2})"
+_ZONE_HOURS = r"(\+(?:0\d|1[0-4])|-(?:0\d|1[01]))"  # of inhabited places, unlike the end of 18:30-20:00
 EXACT_BELOW = 2**53  # a float64 from here on may stand for several integers
 POLARS_ERRORS = (
     pl.exceptions.PolarsError,
@@ -98,7 +100,7 @@ class Table:
             self.refuse(cells.cast(pl.Float64, strict=False).is_not_null(), reason, "timestamp")
         times = unix_times(cells)
         if times.null_count():
-            texts = cells.filter(times.is_null())
+            texts = with_rfc3339_times(cells.filter(times.is_null()))
             parsed = texts.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
             times = times.scatter(times.is_null().arg_true(), parsed.dt.timestamp("us"))
         self.refuse(times.is_null(), "timestamp {!r} is neither a Unix time nor an RFC 3339 time", "timestamp")
@@ -129,6 +131,17 @@ def unix_times(cells: pl.Series) -> pl.Series:
     frame = pl.DataFrame({"number": numbers.set(~numbers.is_finite() | is_local, None)})
     furthest = 2e6 * LAST_SECOND  # 64 bits have room
     return frame.select(us=us.clip(-furthest, furthest).round().cast(pl.Int64))["us"]
+
+
+def with_rfc3339_times(cells: pl.Series) -> pl.Series:
+    """Write times with a zone as RFC 3339 does: 2026-11-30 10:00 +0530 becomes 2026-11-30T10:00:00+05:30.
+
+    Other cells stay as they are, but for a T between a day and a time.
+    """
+    times = cells.str.replace(ISO_DAY + r" +(\d)", "${1}T${2}")
+    times = times.str.replace(ISO_DAY + rf"T(\d{{2}}:\d{{2}}) *([Zz]|{_ZONE_HOURS})", "${1}T${2}:00${3}")
+    times = times.str.replace(ISO_DAY + rf"T([\d:.]+) *{_ZONE_HOURS}:?(\d{{2}})$", "${1}T${2}${3}:${4}")
+    return times.str.replace(ISO_DAY + rf"T([\d:.]+) *{_ZONE_HOURS}$", "${1}T${2}${3}:00")
 
 
 def rfc_3339(us: pl.Series) -> pl.Series:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import polars as pl
 
 from model.data.formats.delimited_text import COMPACT_DAY, COMPACT_TIME, are_compact_days
-from model.data.table import unix_times
+from model.data.table import ISO_DAY, unix_times, with_rfc3339_times
 
 DecimalSign = Literal[".", ","]
 DECIMAL_SIGNS: tuple[DecimalSign, DecimalSign] = (",", ".")
@@ -21,9 +21,7 @@ _LAKHS = r"[1-9]\d?(?:,\d\d)+,\d{3}"  # 12,34,567, as India writes numbers; 12.3
 _DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
 _HALF_OF_DAY = r"(?i)\s*([ap])\.?m\.?$"  # after a time of twelve hours
 _CLOCK_OR_NOTHING = r"(?i)^\s*(\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[ap]\.?m\.?)?)?\s*$"
-_ISO_DAY = r"^(\d{4}-\d{2}-\d{2})"
-_ZONE_HOURS = r"(\+(?:0\d|1[0-4])|-(?:0\d|1[01]))"  # of inhabited places, unlike the end of 18:30-20:00
-_LOCAL_TIME = _ISO_DAY + r"T\d{2}:\d{2}:\d{2}(\.\d+)?$"
+_LOCAL_TIME = ISO_DAY + r"T\d{2}:\d{2}:\d{2}(\.\d+)?$"
 _DAYS_BEFORE_YEARS = r"^(\d{2})[/-](\d{2})[/-](\d{4})"
 
 
@@ -65,17 +63,6 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
     return Times(us, us.is_null() & local.is_not_null(), us.is_null() & either_way)
 
 
-def with_rfc3339_times(cells: pl.Series) -> pl.Series:
-    """Write times with a zone as RFC 3339 does: 2026-11-30 10:00 +0530 becomes 2026-11-30T10:00:00+05:30.
-
-    Other cells stay as they are, but for a T between a day and a time.
-    """
-    times = cells.str.replace(_ISO_DAY + r" +(\d)", "${1}T${2}")
-    times = times.str.replace(_ISO_DAY + rf"T(\d{{2}}:\d{{2}}) *([Zz]|{_ZONE_HOURS})", "${1}T${2}:00${3}")
-    times = times.str.replace(_ISO_DAY + rf"T([\d:.]+) *{_ZONE_HOURS}:?(\d{{2}})$", "${1}T${2}${3}:${4}")
-    return times.str.replace(_ISO_DAY + rf"T([\d:.]+) *{_ZONE_HOURS}$", "${1}T${2}${3}:00")
-
-
 def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Return local times as 2025-12-24T18:30:00, null for other cells, and which cells are ambiguous."""
     half = texts.str.extract(_HALF_OF_DAY, 1)
@@ -93,8 +80,8 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     tidy = tidy.str.replace(r"^(\d{4})/(\d{2})/(\d{2})", "${1}-${2}-${3}")
     tidy = tidy.str.replace(COMPACT_DAY + r" +(\d+:)", "${1}-${2}-${3} ${4}")
     tidy = tidy.str.replace(COMPACT_TIME + r"(\.0+)?$", "${1}-${2}-${3}T${4}:${5}:${6}").str.strip_chars_end(":")
-    tidy = tidy.str.replace(_ISO_DAY + r"$", "${1}T00:00:00")
-    tidy = tidy.str.replace(_ISO_DAY + r"[ T,]+(\d)", "${1}T${2}")
+    tidy = tidy.str.replace(ISO_DAY + r"$", "${1}T00:00:00")
+    tidy = tidy.str.replace(ISO_DAY + r"[ T,]+(\d)", "${1}T${2}")
     tidy = tidy.str.replace(r"T(\d{2}:\d{2})$", "T${1}:00")
     tidy = tidy.zip_with(half.is_null(), _by_24_hours(tidy, half))
     frame = pl.DataFrame({"tidy": tidy, "by_clock": _by_clock(tidy)})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from model.data.exports.cells import DecimalSign, amounts_in, looks_like_amounts, looks_like_days, times_in
 from model.data.exports.checks import examine
 from model.data.exports.mapping import TableMapping
+from model.data.readers import read_interactions
 from model.data.table import LAST_SECOND, unix_times
 
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -101,6 +102,17 @@ def test_each_way_to_write_a_time(text: str, expected: str) -> None:
     found = times_in(pl.Series([text, "noon", "00.00.0000", "31.02.2025 10:00", "", None]), "Europe/Berlin")
     assert found.us.to_list() == [micros(datetime.fromisoformat(expected)), *[None] * 5]
     assert not found.by_no_clock.any()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2025-07-01T09:05Z", "2025-07-01 09:05:00+05:30", "2025-07-01T09:05+0530", "2025-07-01 09:05 -03", "1751360700"],
+)
+def test_training_reads_each_time_with_a_zone_that_a_check_accepts(tmp_path: Path, text: str) -> None:
+    (tmp_path / "interactions.csv").write_text(f"user_id,item_id,timestamp\nann,tea-2,{text}\nann,cup-1,1\n")
+    assert not examine(tmp_path, TableMapping())["interactions"].bad.any()
+    expected = times_in(pl.Series([text]), None).us[0]
+    assert read_interactions(tmp_path).timestamp_us.tolist() == [1_000_000, expected]
 
 
 def test_days_with_dashes_are_told_apart_like_those_with_slashes() -> None:
