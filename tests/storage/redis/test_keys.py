@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from storage.maintenance.rebuild import rebuild
 from storage.records import DAY_S, NamedGeneration
 from storage.redis.layout.keys import Keyspace
+from tests.storage.oracles.filled_tenants import fill, fill_items
 from tests.storage.oracles.random_events import click, make_newer
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
@@ -19,6 +22,39 @@ from tests.storage.redis.stores import GENERATION, PREFIX, assert_state_is_fold_
 
 # by which glibc's malloc, of servers without jemalloc, gives more than is asked for: so little would be no block
 UNSPLIT_BYTES = 16
+FORMATS = Path(__file__).parents[3] / "docs" / "reference" / "byte-formats.md"
+PARTS_OF_KEYS = {"PREFIX": PREFIX, "p17": r"p\d+", "TENANT": "main", "TAG": "[0-9a-f]{16}", "USER": ".+", "NAME": ".+"}
+
+
+def documented_keys() -> dict[str, str]:
+    """Patterns of the keys in the table of the reference, with their types as Redis names them."""
+    found: dict[str, str] = {}
+    for keys, types in re.findall(r"^\| (`PREFIX:.*?`) \| ([a-z, ]+) \|", FORMATS.read_text(), re.MULTILINE):
+        first, *others = re.findall(r"`([^`]*)`", keys)
+        names = [first, *(first[: first.rindex("}:") + 1] + other for other in others)]
+        for number, name in enumerate(names):
+            pattern = re.escape(name)
+            for part, stands_for in PARTS_OF_KEYS.items():
+                pattern = pattern.replace(part, stands_for)
+            of_each = types.replace("sorted set", "zset").split(", ")
+            found[pattern] = of_each[min(number, len(of_each) - 1)]
+    return found
+
+
+async def test_the_reference_has_each_key_with_its_type(server: RedisServer) -> None:
+    async with opened(server.url) as store:
+        await fill(store, "main")
+        await fill_items(store, "main", 3)
+        await store.undo("main", "user-5", "e1")
+        await store.erase("main", "user-7")
+    kept = {key.decode(): server.client.type(key).decode() for key in server.client.scan_iter()}
+    documented, met = documented_keys(), set[str]()
+    for key, type_ in kept.items():
+        (pattern,) = (one for one in documented if re.fullmatch(one, key))
+        assert (key, documented[pattern]) == (key, type_)
+        met.add(pattern)
+    unfinished = r"erasing|erased|scratch|aside|calls|new"  # corrections, and quotas, which the store does not keep
+    assert [one for one in documented.keys() - met if not re.search(unfinished, one)] == []
 
 
 class TestData:
