@@ -9,7 +9,7 @@
   scenario    4        from a hash of its name; absent for none
   signature   8        keyed BLAKE2b of all fields above, with a key that no client knows
 
-Ids are in URL-safe base64, with 66 characters for ten items. An id is ignored unless a service on the same data has
+Ids are in URL-safe base64, with 62 characters for ten items. An id is ignored unless a service on the same data has
 signed it.
 """
 

@@ -14,7 +14,8 @@ import pytest
 
 import app.errors
 import app.schemas
-from app.http.auth import keys
+from app.events.recommendation_ids import RecommendationIds
+from app.http.auth import keys, sealed_states
 from app.http.auth.keys import SCOPES, Key
 from app.http.error_responses import FRAMEWORK_PROBLEMS, PROBLEMS, STORAGE_REASONS
 from app.http.protocol import MAX_HEADERS, MAX_PIPELINED
@@ -30,7 +31,7 @@ from storage.archive import manifest
 from storage.maintenance import backup_format
 from storage.redis.layout import keys as redis_keys
 from storage.sqlite import schema
-from storage.state import layout, record_encoding
+from storage.state import layout, portable_state, record_encoding
 from storage.state.record_encoding import COLUMNS
 from website.generated_pages import PAGES, REFERENCE
 
@@ -171,6 +172,15 @@ def test_the_bytes_of_a_state_are_drawn() -> None:
     versions = ("layout version", layout.LAYOUT_VERSION), ("layout version", redis_keys.LAYOUT_VERSION)
     for what, version in (*versions, ("schema version", schema.SCHEMA_VERSION)):
         assert f"{what} {version}" in text
+
+
+def test_sealed_states_and_recommendation_ids_are_as_long_as_the_page_says() -> None:
+    text = page("byte-formats.md")
+    assert f"{sealed_states.CHARACTERS:,} characters" in text
+    assert f"{portable_state.SIZE:,} bytes" in text
+    ten = [f"item-{number}" for number in range(10)]
+    without, with_scenario = (len(RecommendationIds("main").make(bytes(8), 0, ten, of)) for of in (b"", bytes(4)))
+    assert f"{without} characters for ten items, {with_scenario} with a scenario" in text
 
 
 @pytest.mark.parametrize(
