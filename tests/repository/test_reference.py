@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ from storage.state import layout, portable_state, record_encoding
 from storage.state.record_encoding import COLUMNS
 from website.generated_pages import PAGES, REFERENCE
 
+ROOT = Path(__file__).parents[2]
 METHODS = ("get", "put", "post", "delete")
 OPERATION = re.compile(r"`(GET|PUT|POST|DELETE) (/[^`]*)`")
 
@@ -202,6 +204,19 @@ def test_sealed_states_and_recommendation_ids_are_as_long_as_the_page_says() -> 
 def test_what_makes_a_format_names_the_page_of_the_contract(module: ModuleType, page_: str) -> None:
     assert f"docs/reference/{page_}" in str(module.__doc__)
     assert (REFERENCE / page_).exists()
+
+
+def test_every_action_that_is_audited_is_in_the_table_of_the_audit_log() -> None:
+    audited = set[str]()
+    for path in (ROOT / "app").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in ("audit", "audit_command", "AuditEntry.now"):
+                values = [one.value for one in call.args if isinstance(one, ast.Constant)]
+                audited.update(str(value) for value in values if re.fullmatch(r"[a-z]+\.[a-z_]+", str(value)))
+    text = (ROOT / "docs" / "how-to" / "operate" / "audit-log.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[a-z]+\..*?) \|", text, re.MULTILINE)
+    assert audited == set(re.findall(r"`([a-z.\_]+)`", " ".join(rows)))
+    assert len(audited) > 15
 
 
 def test_every_table_and_key_of_the_stores_is_there() -> None:
