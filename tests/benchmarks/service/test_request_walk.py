@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,28 @@ from benchmarks.service import request_walk
 from benchmarks.service.request_walk import Call, Length, length
 from tests.app.conftest import write_model
 
+ARCHITECTURE = Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md"
+PATHS = re.compile(r"^## The path of an event\n.*?^## Why", re.MULTILINE | re.DOTALL)
+# before the app, for Redis, and for requests with expressions
+NOT_WALKED = {
+    "app/http/protocol.py",
+    "app/http/middleware/plain_requests.py",
+    "storage/group_commit.py",
+    "storage/redis/writer.py",
+    "app/recommendation/filters.py",
+}
 
-def test_no_walk_is_longer_than_its_limit(tmp_path: Path) -> None:
+
+def test_no_walk_is_longer_than_its_limit_and_the_documented_steps_are_walked(tmp_path: Path) -> None:
     """In a process of its own, whose every thread is watched."""
     model = write_model(tmp_path / "tiny")
     command = [sys.executable, "-m", "benchmarks.service.request_walk", "--model", str(model), "--verbose"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    steps = "".join(re.findall(r"^\d\. .*", PATHS.findall(ARCHITECTURE.read_text())[0], re.MULTILINE))
+    documented = {*re.findall(r"`(\w+/[\w/]+\.py)`", steps)}
+    assert documented >= NOT_WALKED
+    assert [file for file in documented - NOT_WALKED if file not in done.stdout] == []
 
 
 def test_a_walk_goes_back_to_files_that_it_has_left() -> None:
