@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, get_args
 from zlib import crc32
 
+import numpy as np
 import pytest
 
 import app.errors
@@ -169,7 +170,12 @@ def test_the_limits_are_those_of_the_code(bound: str, number: int) -> None:
 def test_the_bytes_of_a_state_are_drawn() -> None:
     text = page("byte-formats.md")
     dtype = layout.state_dtype(3, 8, 32, layout.STEPPED_ITEMS, layout.ID_RING)
-    assert re.findall(r"^\| `(\w+)` \| [uif]\d", text, re.MULTILINE)[: len(dtype.names or ())] == [*(dtype.names or ())]
+    drawn = re.findall(r"^\| `(\w+)` \| ([uif]\d)(?:\[(.*?)\])? \|", text, re.MULTILINE)[: len(dtype.names or ())]
+    sizes = {"R": 3, "B": 8, "W": 32, "K": layout.STEPPED_ITEMS}
+    shapes = [
+        tuple(sizes[size] if size in sizes else int(size) for size in re.findall(r"\w+", one[2])) for one in drawn
+    ]
+    assert np.dtype([(name, f"<{kind}", shape) for (name, kind, _), shape in zip(drawn, shapes, strict=True)]) == dtype
     assert f"A state has {dtype.itemsize:,} bytes" in text
     versions = ("layout version", layout.LAYOUT_VERSION), ("layout version", redis_keys.LAYOUT_VERSION)
     for what, version in (*versions, ("schema version", schema.SCHEMA_VERSION)):
