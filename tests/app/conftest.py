@@ -18,6 +18,7 @@ import torch
 from starlette.types import Receive, Scope, Send
 
 from app.http.services import Services
+from app.jobs.datasets import synthetic_shop
 from app.main import create_app
 from app.observability.log_format import OWN_LOGGERS
 from app.serving import store_factory
@@ -102,6 +103,14 @@ def write_model(directory: Path, seed: int = 7, shape: ModelConfig = SHAPE) -> P
     model_directory.save(
         directory, model, Config(model=shape, data=DataCard(), event_weights=WEIGHTS), items, {"loss": 1.5}
     )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a synthetic shop with 120 users; do not change it."""
+    directory = tmp_path_factory.mktemp("shop")
+    synthetic_shop.generate(directory, shoppers=120)
     return directory
 
 

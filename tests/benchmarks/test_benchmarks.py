@@ -16,7 +16,6 @@ import pytest
 import torch
 import typer
 
-from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
 from benchmarks.harness import service_process
@@ -47,13 +46,6 @@ from model.mechanisms.train import train as train_mechanism
 from model.training.loop import EpochReport, Progress
 from model.training.train import train
 from tests.benchmarks.support import require_servers
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("shop")
-    synthetic_shop.generate(directory, shoppers=300)
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from app.cli.main import main
 from app.cli.options import StoreOptions, size_in_bytes
-from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings, problem_of_unknown_variables
 from benchmarks.harness.service_process import free_port, is_ready
 from model.data.readers import read_interactions
@@ -57,16 +56,9 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("shop")
-    generate(directory, shoppers=120)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def model(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models") / "shop"
-    assert run_command("train", "--data", shop, "--out", out, "--epochs", "1") == 0
+    assert run_command("train", "--data", data, "--out", out, "--epochs", "1") == 0
     return out
 
 
@@ -102,10 +94,10 @@ class TestHelp:
 
 class TestTrainAndEvaluate:
     def test_write_a_model_and_its_numbers(
-        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         numbers = tmp_path / "numbers.json"
-        shown = Outcome(capsys, "evaluate", "--model", model, "--data", shop, "--json", numbers)
+        shown = Outcome(capsys, "evaluate", "--model", model, "--data", data, "--json", numbers)
         found = json.loads(numbers.read_text())
         assert shown.status == 0
         assert (found["protocol"], found["users"]) == ("loo_full", 120)
@@ -113,32 +105,32 @@ class TestTrainAndEvaluate:
 
     @pytest.mark.parametrize("option", ["--json", "--ranks"])
     def test_refuse_a_file_that_cannot_be_written_before_the_work(
-        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+        self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
     ) -> None:
-        refused = Outcome(capsys, "evaluate", "--model", model, "--data", shop, option, tmp_path / "out" / "numbers")
+        refused = Outcome(capsys, "evaluate", "--model", model, "--data", data, option, tmp_path / "out" / "numbers")
         assert refused.status == 2
         assert "there is no directory" in refused.err
-        assert Outcome(capsys, "evaluate", "--model", model, "--data", shop, option, tmp_path).status == 2
+        assert Outcome(capsys, "evaluate", "--model", model, "--data", data, option, tmp_path).status == 2
 
     def test_only_the_baselines_that_are_named(
-        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         file = tmp_path / "numbers.json"
         names = ("--baseline", "markov", "--baseline", "popularity")
-        assert Outcome(capsys, "evaluate", "--model", model, "--data", shop, "--json", file, *names).status == 0
+        assert Outcome(capsys, "evaluate", "--model", model, "--data", data, "--json", file, *names).status == 0
         assert list(json.loads(file.read_text())["baselines"]) == ["popularity", "markov"]
-        refused = Outcome(capsys, "evaluate", "--model", model, "--data", shop, "--baseline", "oracle")
+        refused = Outcome(capsys, "evaluate", "--model", model, "--data", data, "--baseline", "oracle")
         assert refused.status == 2
         assert "sasrec" in refused.err
 
     def test_compare_with_the_baselines_and_write_all_that_is_asked_for(
-        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         numbers, ranks, report = tmp_path / "numbers.json", tmp_path / "ranks.parquet", tmp_path / "report"
         files = ("--json", numbers, "--ranks", ranks, "--report", report)
         other = tmp_path / "other"
-        assert Outcome(capsys, "train", "--data", shop, "--out", other, "--epochs", 1, "--seed", 1).status == 0
-        shown = Outcome(capsys, "evaluate", "--model", model, "--model", other, "--data", shop, "--baselines", *files)
+        assert Outcome(capsys, "train", "--data", data, "--out", other, "--epochs", 1, "--seed", 1).status == 0
+        shown = Outcome(capsys, "evaluate", "--model", model, "--model", other, "--data", data, "--baselines", *files)
         assert shown.status == 0
         found = json.loads(numbers.read_text())
         assert " ".join(found["baselines"]) == "popularity markov co-visitation log-co-visitation item-knn ease ridge"
@@ -147,24 +139,24 @@ class TestTrainAndEvaluate:
         of_each = [each["metrics"]["ndcg_at_50_full"] for each in found["models"]]
         assert found["spread"]["ndcg_at_50_full"]["standard_deviation"] == pytest.approx(statistics.stdev(of_each))
         assert set(pl.read_parquet(ranks)["scorer"]) == {"lisa-mini", *found["baselines"]}
-        assert f"--model {other} --data {shop} --baselines --json " in (report / "index.html").read_text("utf-8")
+        assert f"--model {other} --data {data} --baselines --json " in (report / "index.html").read_text("utf-8")
 
     def test_other_models_are_compared_with_the_first(
-        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         other, numbers, report = tmp_path / "unlifted", tmp_path / "numbers.json", tmp_path / "report"
-        assert Outcome(capsys, "train", "--data", shop, "--out", other, "--epochs", 1, "--lift", 0).status == 0
+        assert Outcome(capsys, "train", "--data", data, "--out", other, "--epochs", 1, "--lift", 0).status == 0
         files = ("--json", numbers, "--report", report, "--report-seed", 4)
-        shown = Outcome(capsys, "evaluate", "--model", model, "--model", other, "--data", shop, *files)
+        shown = Outcome(capsys, "evaluate", "--model", model, "--model", other, "--data", data, *files)
         assert shown.status == 0
         found = json.loads(numbers.read_text())
         assert found["other_models"]["unlifted"]["verdict"] in shown.out.splitlines()
         assert "mean of 2" not in shown.out
         assert "selected with seed 4" in (report / "index.html").read_text(encoding="utf-8")
 
-    def test_the_same_seed_gives_the_same_model(self, model: Path, shop: Path, tmp_path: Path) -> None:
+    def test_the_same_seed_gives_the_same_model(self, model: Path, data: Path, tmp_path: Path) -> None:
         for name, seed in (("same", "0"), ("other", "1")):
-            assert run_command("train", "--data", shop, "--out", tmp_path / name, "--epochs", "1", "--seed", seed) == 0
+            assert run_command("train", "--data", data, "--out", tmp_path / name, "--epochs", "1", "--seed", seed) == 0
         weights = [(path / "model.safetensors").read_bytes() for path in (model, tmp_path / "same", tmp_path / "other")]
         assert weights[0] == weights[1]
         assert weights[0] != weights[2]
@@ -181,10 +173,10 @@ class TestTrainAndEvaluate:
         assert torch.get_num_threads() == 1
 
     def test_a_model_of_everything_has_the_lift_of_another_one_and_nothing_to_evaluate(
-        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = tmp_path / "everything"
-        arguments = ("train", "--data", shop, "--out", out, "--epochs", 1, "--train-on", "all", "--lift-from", model)
+        arguments = ("train", "--data", data, "--out", out, "--epochs", 1, "--train-on", "all", "--lift-from", model)
         assert Outcome(capsys, *arguments, "--lift", 3).status == 2
         shown = Outcome(capsys, *arguments)
         assert shown.status == 0
@@ -192,26 +184,26 @@ class TestTrainAndEvaluate:
         assert lifts[0] == lifts[1]
         strength, count = lifts[1]["strength"], lifts[1]["followers"]
         assert f"get a higher score (strength {strength:g}, {8 * count} bytes per item)" in " ".join(shown.out.split())
-        refused(Outcome(capsys, "evaluate", "--model", out, "--data", shop), "train with --train-on train")
+        refused(Outcome(capsys, "evaluate", "--model", out, "--data", data), "train with --train-on train")
 
     def test_codes_may_be_learned_and_the_model_is_served_all_the_same(
-        self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        out, arguments = tmp_path / "base", ("train", "--data", shop, "--epochs", 1, "--preset")
+        out, arguments = tmp_path / "base", ("train", "--data", data, "--epochs", 1, "--preset")
         assert "lisarec evaluate" in Outcome(capsys, *arguments, "transformer-paper", "--out", tmp_path / "t").out
         shown = Outcome(capsys, *arguments, "lisa-base", "--codes-from", tmp_path / "t", "--out", out)
         assert f"Next: 'lisarec serve --model {out}'" in " ".join(shown.out.split())
-        assert Outcome(capsys, "evaluate", "--model", out, "--data", shop).status == 0
+        assert Outcome(capsys, "evaluate", "--model", out, "--data", data).status == 0
 
 
 class TestServeAndReplay:
-    def test_every_event_arrives_once(self, service: str, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        without_last = Outcome(capsys, "replay", "--data", shop, "--url", service, "--hold-out", 1, "--batch", 64)
+    def test_every_event_arrives_once(self, service: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        without_last = Outcome(capsys, "replay", "--data", data, "--url", service, "--hold-out", 1, "--batch", 64)
         assert without_last.status == 0
         assert "0 duplicates, 0 for unknown items" in without_last.out
-        everything = Outcome(capsys, "replay", "--data", shop, "--url", service)
+        everything = Outcome(capsys, "replay", "--data", data, "--url", service)
         assert "120 events accepted" in everything.out
-        first = read_interactions(shop)
+        first = read_interactions(data)
         user = httpx.get(f"{service}/v1/users/{first.user_ids[0]}").raise_for_status().json()
         assert user["event_count"] == first.starts[1]
         assert user["last_item_id"] == first.item_ids[first.item[first.starts[1] - 1]]
@@ -236,22 +228,22 @@ class TestFailures:
                 Outcome(capsys, *command, "--data", nowhere), "does not exist; download one with 'lisarec data NAME'"
             )
 
-    def test_no_model(self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        refused(Outcome(capsys, "evaluate", "--model", tmp_path, "--data", shop), "lisarec train")
+    def test_no_model(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "evaluate", "--model", tmp_path, "--data", data), "lisarec train")
         served = Outcome(capsys, "serve", "--model", tmp_path)
         refused(served, "lisarec train")
         assert f"{LOADING}{tmp_path}; " in served.err.splitlines()[0]
 
-    def test_a_model_is_not_overwritten(self, model: Path, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        refused(Outcome(capsys, "train", "--data", shop, "--out", model), "already contains a model; choose another")
+    def test_a_model_is_not_overwritten(self, model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "train", "--data", data, "--out", model), "already contains a model; choose another")
 
-    def test_nothing_to_resume(self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        refused(Outcome(capsys, "train", "--data", shop, "--out", tmp_path / "m", "--resume"), "omit --resume")
+    def test_nothing_to_resume(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "train", "--data", data, "--out", tmp_path / "m", "--resume"), "omit --resume")
 
-    def test_no_service(self, shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_service(self, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.jobs.replay.START_FOR_S", 0.2)
         refused(
-            Outcome(capsys, "replay", "--data", shop, "--url", "http://127.0.0.1:9"), "the service with 'lisarec serve'"
+            Outcome(capsys, "replay", "--data", data, "--url", "http://127.0.0.1:9"), "the service with 'lisarec serve'"
         )
 
     def test_no_service_to_measure(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,13 +270,13 @@ class TestFailures:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             refused(Outcome(capsys, "demo", "--port", taken.getsockname()[1]), "--port 8001")
 
-    def test_a_faulty_program_is_not_hidden(self, shop: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_a_faulty_program_is_not_hidden(self, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def broken(*_: object, **__: object) -> None:
             raise AssertionError("a bug")
 
         monkeypatch.setattr("model.training.train.train", broken)
         with pytest.raises(AssertionError, match="a bug"):
-            main(["train", "--data", str(shop), "--out", str(tmp_path / "m")])
+            main(["train", "--data", str(data), "--out", str(tmp_path / "m")])
 
 
 def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(

@@ -19,7 +19,6 @@ import pytest
 
 from app.cli.main import main
 from app.jobs.archive import FOLLOW_JUMPS_AFTER_S, ArchiverMetrics, ArchiverPlan, run_archiver
-from app.jobs.datasets.synthetic_shop import generate
 from app.serving.store_factory import opened_store
 from app.settings import Settings, StoreSettings
 from benchmarks.harness.service_process import free_port, is_ready
@@ -45,16 +44,9 @@ DAY_S = 86_400
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("shop")
-    generate(directory, shoppers=120)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def model(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models") / "first"
-    run("train", "--data", shop, "--out", out, "--epochs", 1)
+    run("train", "--data", data, "--out", out, "--epochs", 1)
     return out
 
 
@@ -100,7 +92,7 @@ def histories(interactions: Interactions) -> dict[str, list[tuple[str, str, int]
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_what_was_served_is_archived_trained_on_and_served_again(
-    shop: Path, model: Path, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    data: Path, model: Path, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     archive_dir, second = tmp_path / "archive", tmp_path / "second"
     if kind == "redis":
@@ -110,35 +102,35 @@ def test_what_was_served_is_archived_trained_on_and_served_again(
         place = ("--data-dir", str(tmp_path / "state"))
     keep = ("--keep-tail", 0) if kind == "redis" else ()
     with serving(tmp_path, "--model", model, *place, "--archive-dir", archive_dir) as url:
-        run("replay", "--data", shop, "--url", url)
+        run("replay", "--data", data, "--url", url)
         time.sleep(0.01)  # the newest events are older than 0 s
         printed = run("archive", *place, "--archive-dir", archive_dir, "--once", *keep)
-        events = len(read_interactions(shop))
+        events = len(read_interactions(data))
         assert f"{events:,} events archived" in printed
         assert "0 events archived" in run("archive", *place, "--archive-dir", archive_dir, "--once", *keep)
-        assert f"{events:,} duplicates" in run("replay", "--data", shop, "--url", url)
+        assert f"{events:,} duplicates" in run("replay", "--data", data, "--url", url)
 
-    assert histories(read_interactions(archive_dir)) == histories(read_interactions(shop))
+    assert histories(read_interactions(archive_dir)) == histories(read_interactions(data))
     archived = read_interactions(archive_dir)
     assert read_interactions(archive_dir / "tenant=main").sha256 == archived.sha256
     stages: list[str] = []
     require_same(archived, read_interactions(archive_dir, MappedArrays(tmp_path / "work", 500), stages.append))
     assert stages[1].startswith("reading data, 0%")
     assert any(stage.startswith("reading data, ") and stage.endswith(" to go") for stage in stages)
-    (archive_dir / "items.tsv.gz").write_bytes((shop / "items.tsv.gz").read_bytes())
+    (archive_dir / "items.tsv.gz").write_bytes((data / "items.tsv.gz").read_bytes())
     run("train", "--data", archive_dir, "--out", second, "--epochs", 1)
     assert "120 users" in run("evaluate", "--model", second, "--data", archive_dir)
     rebuilt = run("rebuild", "--model", second, *place, "--archive-dir", archive_dir)
     assert f"{events:,} events of" in rebuilt
     with serving(tmp_path, "--model", second, *place, "--archive-dir", archive_dir) as url:
-        user_id = max(histories(read_interactions(shop)).items(), key=lambda user: len(user[1]))[0]
+        user_id = max(histories(read_interactions(data)).items(), key=lambda user: len(user[1]))[0]
         assert httpx.get(f"{url}/v1/users/{user_id}/recommendations").json()["source"] == "personalised"
-        count = len(histories(read_interactions(shop))[user_id])
+        count = len(histories(read_interactions(data))[user_id])
         assert httpx.get(f"{url}/v1/users/{user_id}").json()["event_count"] == count  # folded again, from the archive
 
 
 def test_an_event_that_only_a_lost_archive_could_decide_gets_a_503(
-    shop: Path, model: Path, tmp_path: Path, redis_server: RedisServer
+    data: Path, model: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     archive_dir = tmp_path / "archive"
     place = ("--model", model, "--redis-url", redis_server.url, "--archive-dir", archive_dir)

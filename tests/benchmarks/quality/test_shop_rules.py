@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from app.jobs.datasets import synthetic_shop
 from benchmarks.harness.service_process import running_service
 from benchmarks.quality import shop_rules, shops
 from model.artifact import model_directory
@@ -21,13 +20,6 @@ from model.training.loop import Progress
 from model.training.train import train
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("shop")
-    synthetic_shop.generate(directory, shoppers=300)
-    return directory
 
 
 @pytest.fixture(scope="module")

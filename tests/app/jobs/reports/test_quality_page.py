@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
-from app.jobs.datasets.synthetic_shop import generate
 from app.jobs.reports import example_lists
 from app.jobs.reports.html import Html, tag
 from app.jobs.reports.quality_page import Provenance, codeword_shares, page, write_page
@@ -72,13 +71,6 @@ class Reader(HTMLParser):
 
     def count(self, name: str) -> int:
         return sum(tag == name for tag, _ in self.tags)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("shop")
-    generate(directory, shoppers=120)
-    return directory
 
 
 @pytest.fixture(scope="module")
