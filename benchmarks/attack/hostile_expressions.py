@@ -27,10 +27,10 @@ import typer
 from rich.console import Console
 
 from app.jobs.loadtest import synthetic_catalogue
-from app.main import create_app, freeze_loaded_objects
+from app.main import freeze_loaded_objects
 from app.schemas.fields import MAX_EXPRESSION_CHARS
 from app.settings import Settings
-from benchmarks.harness.service_process import call_app
+from benchmarks.harness.service_process import in_process_service
 from storage.records import HeldProperties
 
 MAX_CPU_S = 0.05
@@ -95,14 +95,12 @@ def request(rng: random.Random) -> dict[str, Any]:
 
 async def attack(model: Path, data_dir: Path, number: int, seed: int) -> tuple[list[Answer], int]:
     """Return the answers to so many requests, and by how much the second half of them lets memory grow."""
-    app = create_app(Settings(model_dir=model, data_dir=data_dir))
     rng, found = random.Random(seed), list[Answer]()
-    async with app.router.lifespan_context(app) as state:
-        assert state is not None
-        _set_properties(state["services"].by_tenant["main"].catalogue.properties, random.Random(0))
+    async with in_process_service(Settings(model_dir=model, data_dir=data_dir)) as service:
+        _set_properties(service.tenant.catalogue.properties, random.Random(0))
 
         async def answer(body: bytes) -> Answer:
-            response = await call_app(app, state, "POST", "/v1/recommendations", body)
+            response = await service.call("POST", "/v1/recommendations", body)
             return Answer(response.status, response.cpu_s)
 
         await answer(json.dumps({"user_id": "ada", "filter": 'item.title.contains("a")'}).encode())

@@ -33,12 +33,12 @@ from uvicorn.server import ServerState
 
 from app.events import recommendation_ids
 from app.http.protocol import LimitedHttpProtocol
-from app.main import create_app
 from app.recommendation.ranking import plain_ranking, query_builder
 from app.schemas.recommendations import RecommendationRequest
 from app.serving import lifespan
 from app.serving.lifespan import Service
 from app.settings import Settings
+from benchmarks.harness.service_process import in_process_service
 from benchmarks.harness.topology import redis_server
 
 LENGTHS = (0, 1, 2, 3, 4, 10, 30)  # of histories: up to three events, trends are blended in
@@ -147,15 +147,12 @@ def never(_request: RecommendationRequest) -> bool:
 
 async def differences(settings: Settings, requests: int) -> tuple[int, int]:
     """Return how many answers differ or are faults, and how many requests were not answered without the app."""
-    app = create_app(settings)
     different, sent = 0, 0
-    async with app.router.lifespan_context(app) as state:
-        assert state is not None
-        (service,) = state["services"].by_tenant.values()
-        users = await add_users(service)
-        plain = Way(app, dict(state))
+    async with in_process_service(settings) as service:
+        users = await add_users(service.tenant)
+        plain = Way(service.app, dict(service.state))
         nothing = SimpleNamespace(begin=lambda *_: None, takes_body=lambda *_: False)
-        usual = Way(app, {**state, "plain_requests": nothing})
+        usual = Way(service.app, {**service.state, "plain_requests": nothing})
         while sent < requests:
             count = min(random.randint(1, CONNECTIONS), requests - sent)
             batch = [request(random.choice(users), sent + n) for n in range(count)]
@@ -167,7 +164,7 @@ async def differences(settings: Settings, requests: int) -> tuple[int, int]:
             )
             sent += count
             if random.random() < CLICKS:
-                await click(service, random.choice(users), 1)
+                await click(service.tenant, random.choice(users), 1)
         assert usual.for_app == requests
         return different, plain.for_app
 

@@ -9,14 +9,19 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 from starlette.types import ASGIApp, Message
+
+if TYPE_CHECKING:  # these import torch, which the processes that only send requests do not need
+    from app.serving.lifespan import Service
+    from app.settings import Settings
 
 START_TIMEOUT_S = 600.0  # for a machine that runs thirty other processes
 LISTENING_PORTS = 10_000, 20_000
@@ -142,3 +147,43 @@ async def call_app(
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     await app({**scope, "headers": headers, "state": dict(state or {})}, receive, send)
     return AppResponse(status, bytes(sent), time.perf_counter() - begin_s, time.process_time() - begin_cpu_s)
+
+
+@dataclass(frozen=True)
+class InProcessService:
+    """A service in this process, which is called without a network.
+
+    state   what the application's lifespan yielded
+    tenant  the only tenant
+    """
+
+    app: ASGIApp
+    state: Mapping[str, Any]
+    tenant: Service
+
+    async def call(self, method: str, path: str, body: bytes = b"", query: str = "") -> AppResponse:
+        """Send a request as a server would."""
+        return await call_app(self.app, self.state, method, path, body, query)
+
+    async def add_histories(self, users: int, events: int, **fields: str) -> None:
+        """Log events of user-0, user-1 and so on, each on consecutive items of the catalogue.
+
+        fields  of every event besides its user and item
+        """
+        items = self.tenant.catalogue.item_ids
+        for user in range(users):
+            own = [items[(user * events + n) % len(items)] for n in range(events)]
+            posted = [{**fields, "user_id": f"user-{user}", "item_id": item} for item in own]
+            await self.tenant.ingest.append(posted)
+
+
+@asynccontextmanager
+async def in_process_service(settings: Settings) -> AsyncIterator[InProcessService]:
+    """Start a service with one tenant in this process; yield it while its lifespan runs."""
+    from app.main import create_app
+
+    app = create_app(settings)
+    async with app.router.lifespan_context(app) as state:
+        assert state is not None
+        (tenant,) = state["services"].by_tenant.values()
+        yield InProcessService(app, state, tenant)

@@ -11,6 +11,7 @@ number. A shop can also replace some of them.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +21,17 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 from urllib.parse import urlencode
 
-import httpx
 import numpy as np
 import polars as pl
 import typer
-from fastapi import FastAPI
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
-from starlette.types import Receive, Scope, Send
 
 from app.jobs.loadtest import synthetic_catalogue
-from app.main import create_app
 from app.settings import Settings
-from benchmarks.harness.service_process import call_app
+from benchmarks.harness.service_process import InProcessService, in_process_service
 from benchmarks.machine import cpu
 from model.artifact import model_directory
 from model.artifact.item_statistics import ItemStatistics
@@ -95,17 +92,13 @@ def _swapped(word: str) -> str:
     return word[:2] + word[3] + word[2] + word[4:]
 
 
-async def put_titles(app: FastAPI, state: Mapping[str, object], item_ids: Sequence[str], words: int) -> None:
+async def put_titles(service: InProcessService, item_ids: Sequence[str], words: int) -> None:
     """Replace titles by random ones, as a shop does."""
-
-    async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "state": dict(state)}, receive, send)
-
     titles = made_up_titles(len(item_ids), words, seed=1)
     titled = [{"item_id": one, "title": title} for one, title in zip(item_ids, titles, strict=True)]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(with_state), base_url="http://service") as client:
-        for begin in range(0, len(titled), PAGE):
-            (await client.post("/v1/items", json=titled[begin : begin + PAGE])).raise_for_status()
+    for begin in range(0, len(titled), PAGE):
+        answer = await service.call("POST", "/v1/items", json.dumps(titled[begin : begin + PAGE]).encode())
+        assert answer.status == 200
 
 
 async def measure(
@@ -118,18 +111,12 @@ async def measure(
     put    ids of items to which the shop gives titles
     words  the number of distinct words of these titles
     """
-    app = create_app(Settings(model_dir=model, data_dir=data_dir))
-    async with app.router.lifespan_context(app) as state:
-        assert state is not None
-        service = state["services"].by_tenant["main"]
-        items = service.catalogue.item_ids
-        await put_titles(app, state, put, words)
-        for user in range(USERS):
-            own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
-            await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])
+    async with in_process_service(Settings(model_dir=model, data_dir=data_dir)) as service:
+        await put_titles(service, put, words)
+        await service.add_histories(USERS, HISTORY)
 
         async def answer(path: str, asked: Mapping[str, str]) -> tuple[float, float]:
-            found = await call_app(app, state, "GET", path, query=urlencode(asked))
+            found = await service.call("GET", path, query=urlencode(asked))
             assert found.status == 200
             return found.seconds, found.cpu_s
 

@@ -31,9 +31,8 @@ from rich.table import Table
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.jobs.loadtest import synthetic_catalogue
-from app.main import create_app
 from app.settings import Settings
-from benchmarks.harness.service_process import call_app
+from benchmarks.harness.service_process import in_process_service
 from storage.records import HeldProperties, PropertyType
 
 USERS, HISTORY = 64, 30
@@ -107,19 +106,14 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> tuple[dict[str, f
 
     The seconds of requests are processor time of this process, because other programs share the machine.
     """
-    app = create_app(Settings(model_dir=model, data_dir=data_dir))
-    async with app.router.lifespan_context(app) as state:
-        assert state is not None
-        service = state["services"].by_tenant["main"]
-        catalogue, items = service.catalogue, service.catalogue.item_ids
-        for user in range(USERS):
-            own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
-            await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])
+    async with in_process_service(Settings(model_dir=model, data_dir=data_dir)) as service:
+        catalogue = service.tenant.catalogue
+        await service.add_histories(USERS, HISTORY)
         took = set_properties(catalogue)
 
         async def answer(options: dict[str, Any], user: int) -> float:
             body = json.dumps({"user_id": f"user-{user}", **options}).encode()
-            response = await call_app(app, state, "POST", "/v1/recommendations", body)
+            response = await service.call("POST", "/v1/recommendations", body)
             if response.status != 200:
                 raise RuntimeError(f"{options} was answered {response.status}")
             return response.cpu_s

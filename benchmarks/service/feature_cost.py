@@ -21,10 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from app.jobs.loadtest import synthetic_catalogue
-from app.main import create_app
 from app.schemas.scenarios import ScenarioSettings
 from app.settings import Settings
-from benchmarks.harness.service_process import call_app
+from benchmarks.harness.service_process import in_process_service
 from model.artifact import model_directory
 
 USERS = 64
@@ -85,20 +84,13 @@ async def measure(
     model: Path, data_dir: Path, rounds: int, only: Sequence[str] = ()
 ) -> dict[str, list[tuple[float, float]]]:
     """Return seconds and CPU seconds of all threads for each request, by feature: all features, or only these."""
-    app = create_app(Settings(model_dir=model, data_dir=data_dir))
-    async with app.router.lifespan_context(app) as state:
-        assert state is not None
-        service = state["services"].by_tenant["main"]
-        await service.scenarios.put(SCENARIO, ScenarioSettings(diversity=DIVERSITY), "benchmark")
-        items, labels = service.catalogue.item_ids, model_directory.load(model).items.categories
-        for user in range(USERS):
-            own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
-            bought = {"user_id": f"user-{user}", "type": "purchase"}
-            await service.ingest.append([bought | {"item_id": item} for item in own])
+    async with in_process_service(Settings(model_dir=model, data_dir=data_dir)) as service:
+        await service.tenant.scenarios.put(SCENARIO, ScenarioSettings(diversity=DIVERSITY), "benchmark")
+        await service.add_histories(USERS, HISTORY, type="purchase")
 
         async def answer(options: dict[str, Any], user: int) -> Any:
             body = json.dumps({"user_id": f"user-{user}", **options}).encode()
-            found = await call_app(app, state, "POST", "/v1/recommendations", body)
+            found = await service.call("POST", "/v1/recommendations", body)
             assert found.status == 200
             taken_s.append((found.seconds, found.cpu_s))
             return json.loads(found.body)
@@ -107,10 +99,11 @@ async def measure(
         for user in range(USERS):  # the first items of a plain list, so that rotation can lower them
             shown = [item["item_id"] for item in (await answer({"k": SHOWN}, user))["items"]]
             impression = {"user_id": f"user-{user}", "type": "impression", "items": shown}
-            await service.ingest.append(impression)
+            await service.tenant.ingest.append(impression)
         cursor = ""
         for _ in range(4):
             cursor = (await answer({"cursor": cursor}, 0))["cursor"]
+        items, labels = service.tenant.catalogue.item_ids, model_directory.load(model).items.categories
         names = sorted(labels.names, key=lambda name: -len(labels.items_with(name)))
         wanted = features(names, items[:1000], cursor)
         options_of = {"plain": {}, **{name: wanted[name] for name in only or wanted}}

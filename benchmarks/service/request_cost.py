@@ -28,15 +28,16 @@ from starlette.types import Message
 
 from app.http.middleware import fast_path
 from app.http.middleware.request_metrics import RequestRecorder, RequestTimer
-from app.main import create_app
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import MicroBatcher
 from app.recommendation.filters import EVERYTHING
 from app.recommendation.ranking.batch_ranker import RankerInput
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, StoredUsers
+from app.recommendation.recommender import Recommender
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
+from benchmarks.harness.service_process import in_process_service
 
 USERS = 64
 HISTORY = 30
@@ -65,17 +66,15 @@ async def median_us(call: Callable[[], Awaitable[Any]], idle_s: float = 0.0) -> 
 
 async def measure(model: Path, data_dir: Path) -> dict[str, float]:
     """Return the median microseconds of each layer of a recommendation."""
-    app = create_app(Settings(model_dir=model, data_dir=data_dir))
     found: dict[str, float] = {}
-    async with app.router.lifespan_context(app) as state:
-        assert state is not None
-        service = state["services"].by_tenant["main"]
-        recommender = service.switcher.recommender
-        users, items = [f"user-{number}" for number in range(USERS)], service.catalogue.item_ids
-        for number, user in enumerate(users):
-            own = [items[(number * HISTORY + n) % len(items)] for n in range(HISTORY)]
-            await service.ingest.append([{"user_id": user, "item_id": item} for item in own])
-        states = await service.store.states("main", users, service.switcher.current.generation)
+    async with in_process_service(Settings(model_dir=model, data_dir=data_dir)) as service:
+        app, store, switcher = service.app, service.tenant.store, service.tenant.switcher
+        recommender = switcher.recommender
+        assert isinstance(recommender, Recommender)
+        await service.add_histories(USERS, HISTORY)
+        users = [f"user-{number}" for number in range(USERS)]
+        stored_states = await store.states("main", users, switcher.current.generation)
+        states = [state for state in stored_states if state is not None]
         requests = [RecommendationRequest(user_id=user) for user in users]
 
         async def receive() -> Message:
@@ -86,7 +85,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
         async def ask() -> None:
             path = "/v1/users/user-1/recommendations"
             scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
-            await app({**scope, "headers": [(b"host", b"x")], "state": dict(state)}, receive, send)
+            await app({**scope, "headers": [(b"host", b"x")], "state": dict(service.state)}, receive, send)
 
         prepared = await recommender.recommend(requests[1:2])
 
@@ -99,7 +98,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
                 found["HTTP, declared: the same through the framework"] = await median_us(ask)
 
         async def read() -> None:
-            await service.store.states("main", users[:1], service.switcher.current.generation)
+            await store.states("main", users[:1], switcher.current.generation)
 
         found["the state, from SQLite"] = await median_us(read)
         for size in (1, 8, 64):
