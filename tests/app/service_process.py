@@ -1,4 +1,4 @@
-"""The service in a process of its own."""
+"""The service in a process of its own, or in a thread of the tests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
+from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import logged_events
 from tests.waiting import PATIENCE_S, wait_until
@@ -94,6 +97,22 @@ def launch(model_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
     yield launch_process
     for process in launched:
         process.kill()
+
+
+@contextmanager
+def serve_in_thread(settings: Settings) -> Iterator[str]:
+    """Serve on a free port from a thread of this process; yields the URL."""
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning", ws="none"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the service did not start"
+        thread.join(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def raw_exchange(address: tuple[str, int], request: bytes) -> bytes:

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
@@ -16,19 +15,17 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from app.http.auth import watched_file
 from app.http.auth.keys import SCOPES, Scope, add, make
 from app.http.auth.seal_keys import rotate
-from app.main import create_app
 from app.settings import Settings
 from clients.lisarec_client import AsyncClient, Client
-from tests.app.conftest import write_model
-from tests.app.service_process import launch
+from tests.app.conftest import model_dir
+from tests.app.service_process import launch, serve_in_thread
 from tests.waiting import PATIENCE_S
 
-__all__ = ["launch"]  # the fixture that starts processes
+__all__ = ["launch", "model_dir"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -70,11 +67,6 @@ class Service:
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
 def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One service for all tests; each has users of its own."""
     directory = tmp_path_factory.mktemp("service")
@@ -83,18 +75,11 @@ def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     settings = Settings(
         model_dir=model_dir, data_dir=directory, keys_file=service.keys_file, seal_keys_file=directory / "seal"
     )
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning", ws="none"))
-    thread = threading.Thread(target=server.run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watched_file, "POLL_EVERY_S", 0)  # so that keys of tests work at once
-        thread.start()
-        while not server.started:
-            assert thread.is_alive(), "the service did not start"
-            thread.join(0.01)
-        service.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        yield service
-        server.should_exit = True
-        thread.join()
+        with serve_in_thread(settings) as url:
+            service.url = url
+            yield service
 
 
 class Front:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,29 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from app.main import create_app
 from app.settings import Settings
 from storage.archive.writer import ArchiveWriter
+from tests.app.service_process import serve_in_thread
 from tests.waiting import PATIENCE_S
-
-
-@contextmanager
-def serving(settings: Settings) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning", ws="none"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the service did not start"
-        thread.join(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +25,7 @@ def url(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     with ArchiveWriter.open(directory / "archive") as writer:
         writer.note_through(time.time() - 2 * 3600)
     settings = Settings(model_dir=model_dir, data_dir=directory, archive_dir=directory / "archive", playground=True)
-    with serving(settings) as url:
+    with serve_in_thread(settings) as url:
         yield url
 
 

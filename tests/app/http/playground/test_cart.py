@@ -15,7 +15,8 @@ from model.artifact import model_directory
 from model.artifact.item_statistics import ItemStatistics
 from model.lisa.item_complements import Complements
 from tests.app.conftest import ITEMS, write_model
-from tests.app.http.playground.conftest import click, recommended, serious, serving, visiting
+from tests.app.http.playground.conftest import click, recommended, serious, visiting
+from tests.app.service_process import serve_in_thread
 from tests.waiting import wait_until
 
 EACH = 4  # complements of an item
@@ -29,7 +30,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     complements = Complements(rows.astype(np.int32), np.tile(np.linspace(3, 1, EACH, dtype=np.float32), (ITEMS, 1)))
     statistics = ItemStatistics(complements)
     model_directory.save(directory / "tiny", plain.model, plain.config, plain.items, plain.metrics, statistics)
-    with serving(Settings(model_dir=directory / "tiny", data_dir=directory / "state", playground=True)) as url:
+    with serve_in_thread(Settings(model_dir=directory / "tiny", data_dir=directory / "state", playground=True)) as url:
         yield url
 
 

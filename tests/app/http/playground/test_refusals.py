@@ -10,7 +10,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from app.http.auth import keys
 from app.settings import Settings
-from tests.app.http.playground.conftest import click, open_user, recommended, serving, visiting
+from tests.app.http.playground.conftest import click, open_user, recommended, visiting
+from tests.app.service_process import serve_in_thread
 from tests.waiting import wait_until
 
 
@@ -68,7 +69,7 @@ def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path,
     text, key = keys.make("main", ["events:write", "recs:read", "users:admin"])
     keys.add(tmp_path / "keys", key)
     settings = Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys", playground=True)
-    with serving(settings) as url, visiting(browser, url, expected="status of 40[13]") as page:
+    with serve_in_thread(settings) as url, visiting(browser, url, expected="status of 40[13]") as page:
         expect(page.locator("#notice")).to_contain_text("key")
         page.evaluate("""() => {
             window.announced = []

@@ -15,7 +15,8 @@ from app.serving import switcher
 from app.settings import Settings
 from model.artifact import model_directory
 from tests.app.conftest import SHAPE, write_model
-from tests.app.http.playground.conftest import click, open_user, recommended, serving, touched, visiting
+from tests.app.http.playground.conftest import click, open_user, recommended, touched, visiting
+from tests.app.service_process import serve_in_thread
 
 Client = httpx.Client
 
@@ -238,7 +239,7 @@ def test_another_generation_is_shown_when_it_takes_over(browser: Browser, tmp_pa
         tmp_path / "models" / "two", shape=SHAPE.model_copy(update={"decay_rates": (0.1,), "history_codebooks": 2})
     )
     settings = Settings(model_dir=tmp_path / "models" / "one", data_dir=tmp_path, playground=True)
-    with serving(settings) as url, visiting(browser, url) as page:
+    with serve_in_thread(settings) as url, visiting(browser, url) as page:
         click(page, "item-3")
         expect(page.locator("#model-line")).to_contain_text("one")
         httpx.post(f"{url}/v1/admin/generations/two/activate").raise_for_status()
@@ -255,7 +256,7 @@ def test_without_a_model_it_says_so(browser: Browser, tmp_path: Path, monkeypatc
     monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
     write_model(tmp_path / "models" / "first")
     settings = Settings(data_dir=tmp_path / "state", models_dir=tmp_path / "models", playground=True)
-    with serving(settings) as url, visiting(browser, url) as page:
+    with serve_in_thread(settings) as url, visiting(browser, url) as page:
         expect(page.locator("#found-line")).to_have_text("The catalogue is empty")
         expect(page.locator("#model-line")).to_have_text("no model yet")
         expect(page.locator("#why")).to_contain_text("no model yet")
