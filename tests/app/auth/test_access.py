@@ -1,4 +1,4 @@
-"""Access control: who may do what with which key, on every route there is."""
+"""Access control on every route: scopes, tenants and keys of browsers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ PAGES = {
 }  # what browsers load is no part of the description
 
 
-def test_the_description_names_the_scope_of_every_call(tmp_path: Path, model_dir: Path) -> None:
+def test_openapi_names_the_scope_of_every_operation(tmp_path: Path, model_dir: Path) -> None:
     settings = Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys")
     app = create_app(settings)
     document = app.openapi()
@@ -140,7 +140,7 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shops]:
     shops.client.close()
 
 
-def test_a_route_that_declares_no_scope_is_noticed(tmp_path: Path, model_dir: Path) -> None:
+def test_a_route_without_a_scope_fails_the_check(tmp_path: Path, model_dir: Path) -> None:
     app = create_app(Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys"))
     app.get("/v1/forgotten")(lambda: None)
     with pytest.raises(AssertionError, match="/v1/forgotten has to declare one scope"):
@@ -148,12 +148,12 @@ def test_a_route_that_declares_no_scope_is_noticed(tmp_path: Path, model_dir: Pa
 
 
 class TestEveryRoute:
-    def test_declares_what_it_needs_and_only_health_is_open(self, shops: Shops) -> None:
+    def test_has_a_scope_unless_it_is_public(self, shops: Shops) -> None:
         calls = shops.calls()
         assert {call.path for call in calls if call.scope is None} == {"/healthz", "/readyz", "/client.js"}
         assert {call.scope for call in calls} >= {"events:write", "recs:read", "users:admin", "admin", "metrics:read"}
 
-    def test_takes_the_right_scope_and_no_other(self, shops: Shops) -> None:
+    def test_accepts_only_keys_with_its_scope(self, shops: Shops) -> None:
         for call in shops.calls():
             for tenant in TENANTS:
                 for scope in SCOPES:
@@ -163,7 +163,7 @@ class TestEveryRoute:
                     else:
                         assert_refused(answer, 403)
 
-    def test_gives_no_key_and_any_wrong_key_the_same_answer(self, shops: Shops) -> None:
+    def test_answers_missing_and_wrong_keys_alike(self, shops: Shops) -> None:
         right = shops.text["main", "recs:read"]
         wrong = [
             {},
@@ -187,12 +187,12 @@ class TestEveryRoute:
             assert {answer.headers["www-authenticate"] for answer in answers} == {'Bearer realm="lisarec"'}
             assert_refused(answers[0], 401)
 
-    def test_that_two_keys_are_sent_to_takes_neither(self, shops: Shops) -> None:
+    def test_refuses_two_keys(self, shops: Shops) -> None:
         key = shops.text["main", "recs:read"]
         both = [("authorization", f"Bearer {key}")] * 2
         assert_refused(shops.client.get("/v1/model", headers=both), 401)
 
-    def test_asks_for_the_key_before_it_looks_at_anything_else(self, shops: Shops) -> None:
+    def test_checks_the_key_before_the_rest_of_the_request(self, shops: Shops) -> None:
         client = shops.client
         for path in (
             "/v1/users/a%C2%85b",
@@ -205,7 +205,7 @@ class TestEveryRoute:
 
 
 class TestTenants:
-    def test_have_users_models_and_catalogues_of_their_own(self, shops: Shops) -> None:
+    def test_have_separate_users_models_and_catalogues(self, shops: Shops) -> None:
         def ask(tenant: str, scope: Scope, path: str) -> httpx.Response:
             return shops.client.get(path, headers=bearer(shops.text[tenant, scope]))
 
@@ -227,7 +227,7 @@ class TestTenants:
         tags = {ask(tenant, "recs:read", "/v1/model").json()["tag"] for tenant in TENANTS}
         assert len(tags) == 2
 
-    def test_get_the_same_answers_about_what_others_have_as_about_nothing(self, shops: Shops) -> None:
+    def test_cannot_tell_data_of_other_tenants_from_missing_data(self, shops: Shops) -> None:
         """Every route, by a key that may call it: ids of another shop make no difference, to neither shop."""
         theirs, nobodys = (
             Names(*(f"{kind}-of-{whose}" for kind in ("user", "visitor", "item", "event", "model")))
@@ -259,7 +259,7 @@ class TestTenants:
         item = shops.client.get(f"/v1/items/{theirs.item}", headers=bearer(shops.text["main", "recs:read"])).json()
         assert (item["title"], item["categories"]) == ("Secret", [])
 
-    def test_switch_apart_and_only_to_models_of_their_own(self, shops: Shops) -> None:
+    def test_activate_only_their_own_models(self, shops: Shops) -> None:
         def activate(tenant: str, name: str) -> httpx.Response:
             headers = bearer(shops.text[tenant, "admin"])
             return shops.client.post(f"/v1/admin/generations/{name}/activate", headers=headers)
@@ -276,7 +276,7 @@ class TestTenants:
             headers = bearer(shops.text[tenant, "recs:read"])
             assert shops.client.get("/v1/model", headers=headers).json()["generation"] == name
 
-    def test_need_keys_and_folders_of_their_own(self, model_dir: Path, tmp_path: Path) -> None:
+    def test_require_keys_and_separate_folders(self, model_dir: Path, tmp_path: Path) -> None:
         with pytest.raises(ValidationError, match="--keys FILE"):
             Settings(model_dir=model_dir, tenants={"books": tmp_path / "books"})
         with pytest.raises(ValidationError, match="models/TENANT/NAME"):
@@ -285,7 +285,7 @@ class TestTenants:
             Settings(model_dir=model_dir, tenants={"main": tmp_path / "b"}, keys_file=tmp_path / "keys")
 
     @pytest.mark.parametrize("path", ["own/../books/june", "linked/june"])
-    def test_share_no_folder_under_two_paths(self, model_dir: Path, tmp_path: Path, path: str) -> None:
+    def test_cannot_share_a_folder_through_a_link(self, model_dir: Path, tmp_path: Path, path: str) -> None:
         (tmp_path / "linked").symlink_to(tmp_path / "books")
         tenants = {"books": tmp_path / "books" / "may", "other": tmp_path / path}
         with pytest.raises(ValidationError, match="models/TENANT/NAME"):
@@ -293,7 +293,7 @@ class TestTenants:
 
 
 class TestEvents:
-    def test_need_an_id_where_keys_are(self, shops: Shops) -> None:
+    def test_require_an_id_with_keys(self, shops: Shops) -> None:
         headers = bearer(shops.text["main", "events:write"])
         events = [{"user_id": "kim", "item_id": "i", "event_id": "a"}, {"user_id": "kim", "item_id": "i"}]
         answer = shops.client.post("/v1/events", json=events, headers=headers)
@@ -302,7 +302,7 @@ class TestEvents:
         assert (detail["index"], detail["field"]) == (1, "event_id")
         assert shops.client.log("kim") == []
 
-    def test_have_one_in_the_description_and_its_examples(self, shops: Shops) -> None:
+    def test_have_an_id_in_openapi_and_its_examples(self, shops: Shops) -> None:
         document = shops.client.get("/openapi.json").json()
         for name in ("PostedEvent", "PortableEvent"):
             schema = document["components"]["schemas"][name]
@@ -333,7 +333,7 @@ class TestBrowsers:
         return shops.client.request("OPTIONS", "/v1/events", headers=asked)
 
     @pytest.mark.usefixtures("page_key")
-    def test_are_told_that_they_may_post(self, shops: Shops) -> None:
+    def test_get_a_preflight_that_allows_posting(self, shops: Shops) -> None:
         answer = self.preflight(shops, SHOP)
         assert (answer.status_code, answer.content) == (204, b"")
         assert answer.headers["access-control-allow-origin"] == SHOP
@@ -343,7 +343,7 @@ class TestBrowsers:
         assert "access-control-allow-credentials" not in answer.headers
 
     @pytest.mark.usefixtures("page_key")
-    def test_are_told_when_they_may_not(self, shops: Shops) -> None:
+    def test_get_no_permission_from_other_preflights(self, shops: Shops) -> None:
         refused = [
             self.preflight(shops, "https://evil.example"),
             self.preflight(shops, "null"),
@@ -360,7 +360,7 @@ class TestBrowsers:
             answer = shops.client.request("OPTIONS", path, headers=asked)
             assert "access-control-allow-origin" not in answer.headers
 
-    def test_post_from_the_pages_of_the_key_and_no_others(self, shops: Shops, page_key: str) -> None:
+    def test_post_only_from_the_origins_of_the_key(self, shops: Shops, page_key: str) -> None:
         event = {"event_id": "page", "user_id": "page", "item_id": "i"}
 
         def post(json: object = event, **headers: str) -> httpx.Response:
@@ -378,7 +378,7 @@ class TestBrowsers:
 
 
 class TestMetrics:
-    def test_name_no_key_and_can_be_opened(self, start: Callable[..., Client], tmp_path: Path) -> None:
+    def test_contain_no_key_and_can_be_public(self, start: Callable[..., Client], tmp_path: Path) -> None:
         text, key = make("main", ["recs:read"])
         add(tmp_path / "keys", key)
         client = start(tmp_path, keys_file=tmp_path / "keys", open_metrics=True)

@@ -1,4 +1,4 @@
-"""The audit log over HTTP and in a terminal: who did what, in order, and nowhere a user's id."""
+"""The audit log over HTTP and on the command line: who did what, in order, without user ids."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def shop(tmp_path: Path) -> Iterator[AuditedShop]:
     shop.client.close()
 
 
-def test_what_operators_do_is_logged_with_their_key_and_no_users_id(
+def test_operators_actions_are_logged_with_their_key_and_without_user_ids(
     shop: AuditedShop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = datetime.now(UTC) - timedelta(seconds=1)
@@ -120,7 +120,7 @@ def test_what_operators_do_is_logged_with_their_key_and_no_users_id(
     assert printed(capsys, "audit", *place, "--user", "nobody") == []
 
 
-def test_what_is_done_on_the_machine_is_logged_too(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_logged(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:
     place = ("--data-dir", str(shop.directory / "state"))
     models = ("--models-dir", str(shop.directory / "models"))
     shop.call("POST", "/v1/events", {"event_id": "e", "user_id": "ada", "item_id": "item-1"})
@@ -137,7 +137,7 @@ def test_what_is_done_on_the_machine_is_logged_too(shop: AuditedShop, capsys: py
     assert done[3]["details"] == {"entries": 1}
 
 
-def test_a_generation_is_not_dropped_before_this_is_logged(
+def test_a_generation_is_dropped_only_after_the_audit_entry(
     shop: AuditedShop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = ("--data-dir", str(shop.directory / "state"))
@@ -153,7 +153,7 @@ def test_a_generation_is_not_dropped_before_this_is_logged(
     assert [(one["action"], one["subject"]) for one in done] == [("model.drop", "old")]
 
 
-def test_keys_that_come_and_go_are_noted_once_by_all_processes(shop: AuditedShop) -> None:
+def test_changes_of_keys_are_logged_once_by_all_processes(shop: AuditedShop) -> None:
     other = Client(shop.settings)
     try:
         text, second = shop.add_key("recs:read")
@@ -176,7 +176,7 @@ def test_keys_that_come_and_go_are_noted_once_by_all_processes(shop: AuditedShop
     assert len(shop.actions()) == len({*shop.actions()}) == 4
 
 
-def test_only_an_admin_reads_it_and_queries_have_bounds(shop: AuditedShop) -> None:
+def test_only_admins_read_the_log_and_queries_are_bounded(shop: AuditedShop) -> None:
     text, _ = shop.add_key("users:admin")
 
     def status() -> int:
@@ -188,7 +188,9 @@ def test_only_an_admin_reads_it_and_queries_have_bounds(shop: AuditedShop) -> No
         assert_refused(shop.client.get(f"/v1/admin/audit?{query}", headers=bearer(shop.text)), 422)
 
 
-def test_what_cannot_be_logged_is_not_reported_as_done(shop: AuditedShop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_that_cannot_be_logged_is_reported_as_failed(
+    shop: AuditedShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same call again does it, and logs it, even if there is nothing left to do."""
     shop.call("POST", "/v1/events", {"event_id": "e", "user_id": "visitor-7", "item_id": "item-1"})
     calls: list[tuple[str, str, str, object]] = [
@@ -229,7 +231,7 @@ async def kill(*_: object) -> None:
     raise StorageUnavailable("killed")
 
 
-def test_a_tenant_is_erased_only_when_no_process_serves_it(
+def test_a_tenant_that_is_served_cannot_be_erased(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(Settings(model_dir=write_model(tmp_path / "models" / "may"), data_dir=tmp_path / "state"))

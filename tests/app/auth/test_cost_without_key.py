@@ -1,4 +1,4 @@
-"""What a request without a key may cost: nothing of it is read before the key."""
+"""The cost of requests without a key: the service reads nothing else of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While several keys ask for recommendations, a few requests of each begin at a time, and the others wait."""
+"""Several keys ask for recommendations: only a few requests of each run at a time, and the others wait."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shared_turns() -> KeyTurns:
     return turns
 
 
-def test_a_key_alone_needs_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_key_does_not_wait_for_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = KeyTurns()
     assert not any(map(turns.is_needed, ("one", "one", "", "one")))
     assert all(map(turns.is_needed, ("other", "other", "one")))
@@ -50,7 +50,7 @@ def test_a_key_alone_needs_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.sampled_from(["begin", "end", "cancel"]), max_size=60), st.integers(1, 3))
-def test_as_many_as_may_begin_and_the_others_wait_in_order(steps: Sequence[str], most: int) -> None:
+def test_requests_beyond_the_limit_wait_in_order(steps: Sequence[str], most: int) -> None:
     async def law() -> None:
         turns, ends = shared_turns(), dict[int, asyncio.Event]()
         tasks, begun = dict[int, asyncio.Task[None]](), list[int]()
@@ -82,7 +82,7 @@ def test_as_many_as_may_begin_and_the_others_wait_in_order(steps: Sequence[str],
         asyncio.run(law())
 
 
-async def test_other_keys_do_not_wait() -> None:
+async def test_other_keys_do_not_wait_for_a_busy_key() -> None:
     turns = shared_turns()
     async with AsyncExitStack() as stack:
         for _ in range(AT_ONCE):
@@ -91,7 +91,7 @@ async def test_other_keys_do_not_wait() -> None:
             pass
 
 
-async def test_what_takes_long_lets_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_requests_release_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that wait for a node that hangs do not hold up those of users on other nodes."""
     turns, begun, may_end = shared_turns(), list[int](), asyncio.Event()
 
@@ -122,7 +122,7 @@ async def test_what_takes_long_lets_others_begin(monkeypatch: pytest.MonkeyPatch
         await begin_and_end()
 
 
-async def test_whoever_has_gone_has_no_turn() -> None:
+async def test_a_disconnected_client_takes_no_turn() -> None:
     turns = shared_turns()
     for _ in range(2 * AT_ONCE):
         with pytest.raises(ClientDisconnect):
@@ -134,7 +134,7 @@ async def test_whoever_has_gone_has_no_turn() -> None:
 
 @pytest.mark.parametrize("query", ["", "?exclude_seen=none"], ids=["plain", "by the app"])
 @pytest.mark.parametrize("rate", [None, 60_000])
-def test_requests_wait_for_their_keys_turn(
+def test_requests_wait_for_the_turn_of_their_key(
     start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, rate: int | None
 ) -> None:
     monkeypatch.setattr(key_turns, "AT_ONCE", 1)
@@ -215,7 +215,7 @@ def test_large_lists_of_a_key_run_one_at_a_time(
     client.close()
 
 
-def test_a_preview_that_costs_too_much_compiles_nothing(
+def test_a_too_costly_preview_compiles_no_expression(
     start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, key = make("main", ["scenarios:write"], requests_per_minute=2)

@@ -1,4 +1,4 @@
-"""Keys: the file that operators edit, and the keyring that follows it."""
+"""API keys: the file that operators edit, and the keyring that follows it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def fail_as_full(_: int) -> None:
 
 
 class TestTheFile:
-    def test_has_hashes_and_no_key(self, tmp_path: Path) -> None:
+    def test_contains_hashes_instead_of_keys(self, tmp_path: Path) -> None:
         file = tmp_path / "keys"
         text, key = make("main", ["recs:read"], note="the app")
         add(file, key)
         assert read(file) == [key]
         assert not any(part in file.read_text() for part in (text, text.split("_", 2)[2]))
 
-    def test_is_added_to_and_taken_from_line_by_line(self, tmp_path: Path) -> None:
+    def test_keeps_other_lines_when_keys_are_added_and_removed(self, tmp_path: Path) -> None:
         file = tmp_path / "keys"
         made = [make("main", [scope])[1] for scope in SCOPES]
         file.write_text("# who has which key\n\n" + made[0].line().rstrip("\n"))  # as an editor may leave it
@@ -47,7 +47,7 @@ class TestTheFile:
         with pytest.raises(KeysFileError, match="lisarec keys list"):
             remove(file, made[2].id)
 
-    def test_has_an_added_key_after_a_power_cut(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_keeps_an_added_key_after_a_power_cut(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         disk, folder = Disk(monkeypatch), tmp_path / "new" / "folder"
         for _ in range(2):
             add(folder / "keys", make("main", ["recs:read"])[1])
@@ -79,21 +79,21 @@ class TestTheFile:
             .replace("main", "a b PASTED"),
         ],
     )
-    def test_that_is_wrong_is_refused_without_saying_what_it_holds(self, tmp_path: Path, line: str) -> None:
+    def test_is_refused_without_showing_its_content_if_invalid(self, tmp_path: Path, line: str) -> None:
         file = tmp_path / "keys"
         file.write_text(f"# mine\n{line}\n")
         with pytest.raises(KeysFileError, match="line 2") as refusal:
             read(file)
         assert "PASTED" not in str(refusal.value)
 
-    def test_has_each_id_once(self, tmp_path: Path) -> None:
+    def test_refuses_duplicate_ids(self, tmp_path: Path) -> None:
         file, (_, key) = tmp_path / "keys", make("main", ["admin"])
         add(file, key)
         add(file, key)
         with pytest.raises(KeysFileError, match="two keys with the same id"):
             read(file)
 
-    def test_gives_browsers_a_key_that_writes_events_and_nothing_else(self) -> None:
+    def test_limits_browser_keys_to_writing_events(self) -> None:
         make("main", ["events:write"], [SHOP])
         for scopes, origins in (
             (["recs:read"], [SHOP]),
@@ -122,7 +122,7 @@ class TestTheFile:
             ("capacitor://localhost", "capacitor://localhost"),  # of an app's web view on iOS
         ],
     )
-    def test_names_an_origin_as_browsers_send_it(self, given: str, sent: str) -> None:
+    def test_normalizes_origins_to_the_form_of_browsers(self, given: str, sent: str) -> None:
         assert make("main", ["events:write"], [given])[1].origins == (sent,)
 
 
@@ -132,7 +132,7 @@ class TestTheKeyring:
         monkeypatch.setattr(watched_file, "POLL_EVERY_S", 0)
         return tmp_path / "keys"
 
-    def test_finds_a_key_and_nothing_that_is_nearly_one(self, file: Path) -> None:
+    def test_finds_keys_only_by_their_exact_text(self, file: Path) -> None:
         text, key = make("main", ["recs:read"])
         other, foreign = make("elsewhere", ["recs:read"])
         add(file, key)
@@ -154,7 +154,7 @@ class TestTheKeyring:
         remove(file, old_key.id)
         assert (ring.find(old), ring.find(new)) == (None, new_key)
 
-    def test_keeps_what_it_has_when_the_file_breaks(self, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_keeps_its_keys_when_the_file_breaks(self, file: Path, caplog: pytest.LogCaptureFixture) -> None:
         text, key = make("main", ["recs:read"])
         add(file, key)
         ring = Keyring(file, TENANTS)
@@ -171,7 +171,7 @@ class TestTheKeyring:
             Keyring(file, TENANTS)
 
 
-def test_the_metrics_tell_whether_the_changed_file_is_ignored(
+def test_metrics_show_that_a_broken_file_is_ignored(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched_file, "POLL_EVERY_S", 0)
@@ -185,7 +185,7 @@ def test_the_metrics_tell_whether_the_changed_file_is_ignored(
     client.close()
 
 
-def test_the_cli_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cli_creates_lists_and_removes_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     def run(*arguments: str) -> str:
         assert run_command("keys", *arguments, "--keys", tmp_path / "new" / "keys") == 0
@@ -224,7 +224,7 @@ def test_the_cli_names_the_option_that_is_invalid(
     assert "secret" not in said
 
 
-def test_the_cli_limits_a_key_to_types_of_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cli_limits_a_key_to_event_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys"
     options = ["--scope", "events:write", "--event-type", "view", "--event-type", "cart", "--keys", file]
     assert run_command("keys", "add", *options) == 0
@@ -234,11 +234,11 @@ def test_the_cli_limits_a_key_to_types_of_events(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out.strip().endswith("events:write  only view,cart")
 
 
-def test_a_key_without_a_scope_for_events_takes_no_types_of_them() -> None:
+def test_event_types_require_a_scope_for_events() -> None:
     with pytest.raises(ValidationError, match="event types need a scope that posts events: events:write or portable"):
         make("main", ["recs:read"], event_types=["view"])
 
 
-def test_the_line_of_a_key_is_as_the_manual_shows_it() -> None:
+def test_a_key_line_has_the_documented_form() -> None:
     _, key = make("main", ["recs:read"], note="the app")
     assert list(json.loads(key.line())) == ["id", "tenant", "scopes", "sha256", "note"]

@@ -1,4 +1,4 @@
-"""What a key may send: events are charged, pages' keys send few at once, and new users have a quota."""
+"""Quotas of keys: events a minute, limits of browser keys, and new users a minute."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TestRates:
         assert shop.logged("bob") == 0
         assert shop.post("backend", ["bob"] * MAX_EVENTS).json()["accepted"] == MAX_EVENTS  # it has no rate
 
-    def test_bound_the_new_users_of_a_page_whatever_a_request_holds(self, open_shop: Callable[..., Shop]) -> None:
+    def test_limit_the_new_users_of_a_browser_key(self, open_shop: Callable[..., Shop]) -> None:
         """The reproduction: one request of this key brought 1,000 users, and 60 of them a minute filled a store."""
         shop = open_shop()
         sizes = [1, 1, 1, MAX_PUBLIC_NEW_USERS, MAX_PUBLIC_NEW_USERS + 1, MAX_PUBLIC_EVENTS, MAX_EVENTS]
@@ -111,14 +111,14 @@ class TestRates:
         assert shop.post("rated page", new("more", 10)).status_code == 429
 
 
-class TestKeysOfPages:
-    def test_post_few_events_at_once(self, open_shop: Callable[..., Shop]) -> None:
+class TestBrowserKeys:
+    def test_have_a_smaller_limit_of_events_per_request(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
         too_many = shop.post("page", ["ada"] * (MAX_PUBLIC_EVENTS + 1))
         assert_nothing_applied(shop, too_many, 413, "too_many_events", "ada")
         assert shop.post("page", ["ada"] * MAX_PUBLIC_EVENTS).json()["accepted"] == MAX_PUBLIC_EVENTS
 
-    def test_bring_few_new_users_at_once(self, open_shop: Callable[..., Shop]) -> None:
+    def test_have_a_limit_of_new_users_per_request(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
         too_many = shop.post("page", new("u", MAX_PUBLIC_NEW_USERS + 1))
         assert_nothing_applied(shop, too_many, 422, "too_many_new_users_at_once", "u-0")
@@ -127,7 +127,7 @@ class TestKeysOfPages:
         assert shop.post("backend", known).status_code == 200
         assert shop.post("page", known).status_code == 200  # they are not new
 
-    def test_post_only_their_types(self, open_shop: Callable[..., Shop]) -> None:
+    def test_post_only_their_event_types(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
         headers = bearer(shop.texts["page of views"]) | {"origin": SHOP}
         viewed, clicked, bought, shown = shop.events(["ada"] * 4)
@@ -143,7 +143,7 @@ class TestKeysOfPages:
         assert one.status_code == 422
         assert shop.post("page", ["bob"]).json()["accepted"] == 1  # a key without types posts all
 
-    def test_leave_half_of_the_quota_to_the_servers_of_the_shop(self, open_shop: Callable[..., Shop]) -> None:
+    def test_leave_half_of_the_new_user_quota_to_server_keys(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
         pages = ["page", "page of a second shop", "generous page"]
         for page in pages:
@@ -155,8 +155,8 @@ class TestKeysOfPages:
         assert shop.post("backend", new("b", QUOTA // 2)).status_code == 200
 
 
-class TestTheQuotaOfNewUsers:
-    def test_counts_each_user_once_and_those_who_are_known_never(self, open_shop: Callable[..., Shop]) -> None:
+class TestNewUserQuota:
+    def test_counts_each_new_user_once(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
         users = new("u", QUOTA)
         for _ in range(3):
@@ -165,7 +165,7 @@ class TestTheQuotaOfNewUsers:
         assert_nothing_applied(shop, refused, 429, "too_many_new_users", "one-more")
         assert 1 <= int(refused.headers["retry-after"]) <= 3_600
 
-    def test_is_less_for_a_key_that_says_so(self, open_shop: Callable[..., Shop]) -> None:
+    def test_is_lower_for_a_key_with_a_lower_limit(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
         too_many = shop.post("small", new("u", 6))
         assert_nothing_applied(shop, too_many, 422, "too_many_new_users_at_once", "u-0")
@@ -174,7 +174,7 @@ class TestTheQuotaOfNewUsers:
         assert shop.post("backend", ["u-5"]).status_code == 200
 
     @pytest.mark.parametrize("has_redis", [False, True], ids=["alone", "redis"])
-    def test_is_not_spent_by_what_another_quota_refuses(
+    def test_is_not_spent_by_requests_that_another_quota_refuses(
         self, open_shop: Callable[..., Shop], request: pytest.FixtureRequest, *, has_redis: bool
     ) -> None:
         shop = open_shop(request.getfixturevalue("redis_server").url if has_redis else None)
@@ -183,7 +183,7 @@ class TestTheQuotaOfNewUsers:
             assert_nothing_applied(shop, shop.post("small", new("s", 4)), 429, "too_many_new_users", "s-0")
         assert shop.post("small", new("s", 3)).status_code == 200  # neither its own quota nor the tenant's was spent
 
-    def test_is_spent_once_by_who_sends_again_what_the_store_refused(
+    def test_is_spent_once_by_retries_after_a_store_failure(
         self, open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def refuse(*_: object) -> None:
@@ -197,7 +197,7 @@ class TestTheQuotaOfNewUsers:
         assert shop.post("backend", ["ada", *new("b", QUOTA - 1)]).status_code == 200
         assert shop.post("backend", ["one-more"]).status_code == 429
 
-    def test_is_of_all_processes_together(self, open_shop: Callable[..., Shop], redis_server: RedisServer) -> None:
+    def test_is_shared_by_all_processes(self, open_shop: Callable[..., Shop], redis_server: RedisServer) -> None:
         shop = open_shop(redis_server.url, processes=2)
         assert shop.post("backend", new("a", QUOTA // 2), process=0).status_code == 200
         assert shop.post("backend", new("b", QUOTA // 2), process=1).status_code == 200
@@ -206,7 +206,7 @@ class TestTheQuotaOfNewUsers:
             assert_nothing_applied(shop, refused, 429, "too_many_new_users", "one-more")
 
 
-def test_a_line_of_the_keys_file_has_the_quota() -> None:
+def test_a_key_line_contains_the_quota() -> None:
     _, key = make("main", ["events:write"], new_users_per_hour=0)
     assert Key.model_validate_json(key.line()).new_users_per_hour == 0
     assert "new_users_per_hour" not in make("main", ["events:write"])[1].line()

@@ -1,4 +1,4 @@
-"""The rate limits of keys: in one process, on one Redis, and on a cluster."""
+"""Rate limits of keys: in one process, on one Redis, and on a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.storage.redis.servers import RedisServer, redis_users, running_cluste
 from tests.waiting import PATIENCE_S
 
 
-def test_a_key_has_as_many_requests_as_it_says(
+def test_a_key_gets_429_beyond_its_rate(
     start: Callable[..., Client], tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)  # on a machine with other things to do
@@ -59,7 +59,7 @@ def test_a_key_has_as_many_requests_as_it_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_tls", [False, True], ids=["password file", "tls"])
-def test_processes_on_a_cluster_count_together(
+def test_processes_on_a_cluster_share_the_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, has_tls: bool
 ) -> None:
     password = redis_users().password
@@ -93,7 +93,7 @@ def test_processes_on_a_cluster_count_together(
 
 
 @pytest.mark.parametrize("costs", [[1], [1, 1, 1, 7, 2], [40, 1]])
-def test_a_part_of_a_high_rate_is_counted_ahead(redis_server: RedisServer, costs: Sequence[int]) -> None:
+def test_a_high_rate_is_counted_in_allowances(redis_server: RedisServer, costs: Sequence[int]) -> None:
     """Two processes together accept what the rate allows, but for the parts that they have counted and not used."""
     rate, refusals, trips = 6_000, 50, 0
     ahead = rate // ALLOWANCES
@@ -132,7 +132,7 @@ def test_a_part_of_a_high_rate_is_counted_ahead(redis_server: RedisServer, costs
     assert trips <= accepted_large + 2 * accepted / ahead + refusals + 4 * ahead
 
 
-def test_concurrent_requests_count_ahead_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_take_one_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
     rate, spent = 60 * ALLOWANCES, list[int]()
     _, key = make("main", ["recs:read"], requests_per_minute=rate)
 
@@ -152,7 +152,7 @@ def test_concurrent_requests_count_ahead_once(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(law())
 
 
-def test_a_refused_key_counts_each_request_once_and_ahead_again_when_it_has_room(
+def test_a_refused_key_takes_allowances_again_when_it_has_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rate, now_s = 20 * ALLOWANCES, 1_800_000_000.0
@@ -177,7 +177,7 @@ def test_a_refused_key_counts_each_request_once_and_ahead_again_when_it_has_room
     asyncio.run(law())
 
 
-async def test_without_the_cluster_each_process_counts_alone() -> None:
+async def test_processes_count_alone_while_the_cluster_is_down() -> None:
     _, key = make("main", ["recs:read"], requests_per_minute=2)
     alone = RateLimiter("redis://127.0.0.1:1,127.0.0.1:2", "lisarec")
     try:
@@ -189,7 +189,7 @@ async def test_without_the_cluster_each_process_counts_alone() -> None:
         await alone.close()
 
 
-def test_one_request_waits_for_a_redis_that_hangs_and_later_all_count_together_again(redis_server: RedisServer) -> None:
+def test_only_one_request_waits_for_a_hung_redis(redis_server: RedisServer) -> None:
     async def is_counted_together(processes: list[RateLimiter]) -> bool:
         _, key = make("main", ["recs:read"], requests_per_minute=1)
         for process in processes:
@@ -224,9 +224,7 @@ def test_one_request_waits_for_a_redis_that_hangs_and_later_all_count_together_a
     asyncio.run(law())
 
 
-def test_requests_that_come_at_the_same_time_are_counted_in_few_round_trips(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_requests_share_round_trips(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)
     keys = [make("main", ["recs:read"], requests_per_minute=20)[1] for _ in range(2)]
 
@@ -249,7 +247,7 @@ def test_requests_that_come_at_the_same_time_are_counted_in_few_round_trips(
     asyncio.run(law())
 
 
-def test_requests_beyond_those_that_may_wait_for_redis_are_counted_by_the_process(
+def test_requests_beyond_the_queue_limit_are_counted_in_the_process(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(quota_counters, "AT_ONCE", Limits(max_batch=1, max_waiting=1))
@@ -266,7 +264,7 @@ def test_requests_beyond_those_that_may_wait_for_redis_are_counted_by_the_proces
     assert "Overloaded" in caplog.text
 
 
-async def test_a_request_whose_counters_move_to_another_node_fails_alone(
+async def test_a_moved_slot_fails_only_its_own_request(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)
@@ -290,7 +288,7 @@ async def test_a_request_whose_counters_move_to_another_node_fails_alone(
 
 
 @given(st.lists(st.tuples(st.floats(0, 90), st.integers(1, 5), st.booleans()), max_size=60))
-def test_no_window_has_twice_the_limit_and_a_refusal_says_when_to_come_back(
+def test_no_window_exceeds_the_limit_and_retry_after_is_right(
     calls: list[tuple[float, int, bool]],
 ) -> None:
     one, both, limit, window_s = Quota("one", 7), Quota("both", 5), 5, 60
@@ -314,14 +312,14 @@ def test_no_window_has_twice_the_limit_and_a_refusal_says_when_to_come_back(
 
 
 @pytest.mark.parametrize("jump_s", [-7200.0, 7200.0])
-def test_a_clock_that_is_set_anew_restores_no_quota(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_clock_restores_no_quota(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     counters, quota = LocalCounters(), Quota("one", 7)
     assert counters.spend([quota], 7, 3600) is None
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + jump_s)
     assert counters.spend([quota], 7, 3600) is not None
 
 
-def test_redis_slides_the_window_as_one_process_does(
+def test_redis_counts_the_same_sliding_window_as_a_process(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)  # on a machine with other things to do

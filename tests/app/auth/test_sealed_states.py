@@ -1,4 +1,4 @@
-"""Sealed states: they open for whom they were sealed, as they were sealed, while they are not too old."""
+"""Sealed states: only the tenant and audience they were sealed for can open them, unchanged and until they expire."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def assert_refused(sealer: StateSealer, text: str, tenant: str = "main", audienc
     assert refusal.value.__cause__ is None
 
 
-class TestASealedState:
-    def test_opens_as_it_was_sealed_and_shows_nothing(self, sealer: StateSealer) -> None:
+class TestSealedState:
+    def test_opens_unchanged_and_is_encrypted(self, sealer: StateSealer) -> None:
         texts = [sealer.seal(state(), "main", "shop").text for _ in range(2)]
         assert [sealer.open(text, "main", "shop") for text in texts] == [state()] * 2
         assert texts[0] != texts[1]
@@ -66,13 +66,13 @@ class TestASealedState:
         assert CHARACTERS < 5_000
         assert all(b"item" not in urlsafe_b64decode(text) for text in texts)
 
-    def test_has_one_length_whatever_its_history(self, sealer: StateSealer) -> None:
+    def test_has_a_constant_length(self, sealer: StateSealer) -> None:
         many = visited(*(f"item-{number}" for number in range(300)))
         assert {len(sealer.seal(one, "main", "").text) for one in (state(), many)} == {CHARACTERS}
 
     @given(st.data())
     @settings(max_examples=200, deadline=None)
-    def test_is_refused_with_any_other_bit(self, sealer: StateSealer, data: st.DataObject) -> None:
+    def test_is_refused_with_a_flipped_bit(self, sealer: StateSealer, data: st.DataObject) -> None:
         value = bytearray(urlsafe_b64decode(sealer.seal(state(), "main", "shop").text))
         for at in data.draw(st.sets(st.integers(0, 8 * BYTES - 1), min_size=1, max_size=4)):
             value[at // 8] ^= 1 << at % 8
@@ -80,7 +80,7 @@ class TestASealedState:
 
     @given(st.data())
     @settings(max_examples=200, deadline=None)
-    def test_is_refused_with_any_other_character(self, sealer: StateSealer, data: st.DataObject) -> None:
+    def test_is_refused_with_a_changed_character(self, sealer: StateSealer, data: st.DataObject) -> None:
         text = sealer.seal(state(), "main", "shop").text
         at = data.draw(st.integers(0, CHARACTERS - 1))
         other = data.draw(st.one_of(st.sampled_from([*ALPHABET, *"+/=\n .", "\0", "é", "\ud800", ""]), st.text()))
@@ -89,12 +89,12 @@ class TestASealedState:
 
     @given(st.integers(0, CHARACTERS - 1), st.text(alphabet=ALPHABET, min_size=1, max_size=9))
     @settings(max_examples=50, deadline=None)
-    def test_is_refused_shorter_and_longer(self, sealer: StateSealer, length: int, more: str) -> None:
+    def test_is_refused_if_truncated_or_extended(self, sealer: StateSealer, length: int, more: str) -> None:
         text = sealer.seal(state(), "main", "shop").text
         for wrong in (text[:length], text + more, more + text, text[length:] + text[:length] if length else text * 2):
             assert_refused(sealer, wrong)
 
-    def test_is_refused_elsewhere(self, sealer: StateSealer, tmp_path: Path) -> None:
+    def test_is_refused_for_another_tenant_audience_or_key(self, sealer: StateSealer, tmp_path: Path) -> None:
         text = sealer.seal(state(), "main", "shop").text
         for tenant, audience in (("books", "shop"), ("main", ""), ("main", "app"), ("mainshop", ""), ("shop", "main")):
             assert_refused(sealer, text, tenant, audience)
@@ -116,7 +116,7 @@ class TestASealedState:
         assert_refused(sealer, text, "books", "")  # nobody learns the age of another's state
 
     @pytest.mark.parametrize("years", [1, -1])
-    def test_outlives_a_clock_that_is_wrong_for_seconds(
+    def test_tolerates_clock_skew_of_seconds(
         self, sealer: StateSealer, monkeypatch: pytest.MonkeyPatch, years: int
     ) -> None:
         before, now_s, now_ns = sealer.seal(state(), "main", ""), time.time, time.time_ns
@@ -129,7 +129,7 @@ class TestASealedState:
         assert before.expires <= during.expires < before.expires + timedelta(days=1)
 
 
-class TestTheKeys:
+class TestSealKeys:
     @pytest.fixture(autouse=True)
     def _looked_at_each_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watched_file, "POLL_EVERY_S", 0)
@@ -150,7 +150,7 @@ class TestTheKeys:
         assert len(read(file)) == 4
         assert file.stat().st_mode & 0o077 == 0
 
-    def test_stay_as_they_are_on_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_are_unchanged_by_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "seal"
         keys = rotate(file)
 
@@ -163,7 +163,7 @@ class TestTheKeys:
         assert read(file) == keys
         assert [*tmp_path.iterdir()] == [file]
 
-    def test_are_read_at_once_when_a_state_names_a_new_one(
+    def test_are_reloaded_when_a_state_names_an_unknown_key(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         file = tmp_path / "seal"
@@ -174,7 +174,7 @@ class TestTheKeys:
         rotate(file)
         assert here.open(new_sealer(file).seal(state(), "main", "").text, "main", "") == state()
 
-    def test_stay_when_the_file_breaks(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_are_kept_when_the_file_breaks(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         file = tmp_path / "seal"
         sealer = new_sealer(file)
         text = sealer.seal(state(), "main", "").text
@@ -188,7 +188,7 @@ class TestTheKeys:
         assert {record.levelno for record in caplog.records} == {logging.ERROR}
         assert secret not in caplog.text
 
-    def test_the_cli_makes_and_rotates_them(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_are_created_and_rotated_by_the_cli(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
         file = tmp_path / "new" / "seal"
         for _ in range(2):

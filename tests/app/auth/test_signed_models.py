@@ -1,4 +1,4 @@
-"""With LISAREC_MODEL_KEYS_FILE no way leads an unsigned model, or one of another signer, into the service."""
+"""LISAREC_MODEL_KEYS_FILE: the service loads no unsigned model and none of another signer, in any way."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def deployment(
 REFUSED = {"unsigned": "is not signed", "forged": "is not a valid signature", "foreign": "is not a valid signature"}
 
 
-def test_signed_models_go_live_in_every_way(deployment: Deployment) -> None:
+def test_signed_models_are_loaded_in_every_way(deployment: Deployment) -> None:
     client, models = deployment.begin(), deployment.models
     client.click("ada", *(item_id(row) for row in range(3)))
     assert deployment.on_store("rebuild", "--model", models / "june")[0] == 0
@@ -109,7 +109,7 @@ def test_signed_models_go_live_in_every_way(deployment: Deployment) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_others_are_refused_and_change_nothing(
+def test_unsigned_models_are_refused_and_change_nothing(
     deployment: Deployment, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, models, reason = deployment.begin(), deployment.models, REFUSED[name]
@@ -143,7 +143,7 @@ def test_others_are_refused_and_change_nothing(
     assert client.recommend("ada")["generation"] == "may"
 
 
-def test_a_model_that_others_let_go_live_does_not_replace_the_signed_one(
+def test_an_unsigned_model_activated_elsewhere_is_not_loaded(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever can write the store, but has no key, changes nothing; when the model is signed, it is served."""
@@ -159,13 +159,13 @@ def test_a_model_that_others_let_go_live_does_not_replace_the_signed_one(
         wait_until(lambda client=client: client.get("/v1/model").json()["generation"] == "unsigned")  # type: ignore[misc]
 
 
-def test_no_service_starts_without_the_file_of_the_keys(deployment: Deployment) -> None:
+def test_a_service_does_not_start_without_the_key_file(deployment: Deployment) -> None:
     deployment.trust(deployment.directory / "missing")
     with pytest.raises(SignatureError, match="missing"):
         deployment.begin(None)
 
 
-def test_keys_are_made_rotated_and_removed_by_commands(deployment: Deployment) -> None:
+def test_commands_create_rotate_and_remove_keys(deployment: Deployment) -> None:
     """A running service reads the file again whenever it loads a model."""
     client, second = deployment.begin(), deployment.directory / "second"
     status, printed = deployment.run("keys", "model", "--key", second)
@@ -188,7 +188,7 @@ def test_keys_are_made_rotated_and_removed_by_commands(deployment: Deployment) -
     assert "does not match its manifest" in deployment.run("sign", deployment.models / "june", "--key", second)[1]
 
 
-def test_models_in_a_bucket_bring_their_signatures(deployment: Deployment, s3: Callable[[], str]) -> None:
+def test_models_in_a_bucket_have_signatures(deployment: Deployment, s3: Callable[[], str]) -> None:
     url, cache = ObjectUrl(s3()), deployment.directory / "cache"
     models = BucketModels(url, cache, deployment.keys)
     for name in NAMES:
@@ -214,7 +214,7 @@ def test_models_in_a_bucket_bring_their_signatures(deployment: Deployment, s3: C
     assert not any(name.startswith("june/") for name in models.folder.names())
 
 
-def test_no_other_place_loads_models() -> None:
+def test_no_other_file_loads_models_without_verification() -> None:
     """Left are those that serve nothing: what a trainer, the demo and the load test have just made themselves."""
     found = {
         path.relative_to(ROOT).as_posix()

@@ -1,4 +1,4 @@
-"""The catalogue, and the calls that show it."""
+"""Search and popular items, in the catalogue and over HTTP."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def test_unknown_ids_and_categories_match_nothing(catalogue: TrainedCatalogue) -
     st.integers(0, 160),
     st.booleans(),
 )
-def test_boosted_counts_are_those_of_a_sort(
-    counted: list[int], gains: list[float], seed: int, k: int, by_item: bool
-) -> None:
+def test_boosted_counts_equal_a_sort(counted: list[int], gains: list[float], seed: int, k: int, by_item: bool) -> None:
     random, counts = np.random.default_rng(seed), np.array(counted)
     rows = np.arange(len(counts))
     drawn = [rows[random.random(len(rows)) < share] for share in (0.3, *random.random(len(gains)))]
@@ -101,7 +99,7 @@ def test_boosted_counts_are_those_of_a_sort(
     assert sorted(best_rows(counts, popular_rows, k, excluded, boosts).tolist()) == sorted(expected.tolist())
 
 
-def test_a_boost_of_no_item_scores_few_items(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_boost_that_matches_no_item_scores_few_items(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [f"item-{row}" for row in range(MANY)]
     items = ItemTable(ids, ids, [()] * MANY, np.arange(MANY, dtype=np.int64))
     catalogue = TrainedCatalogue(items, CategoryColumn(items.categories, TextSetColumn(MANY)))
@@ -117,7 +115,7 @@ def test_a_boost_of_no_item_scores_few_items(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(scored) == 3
 
 
-def test_items_with_many_categories_are_those_with_each() -> None:
+def test_items_with_any_of_many_categories_equal_the_union() -> None:
     labels = [[f"c{row}", f"c{row + 1}"] if row % 3 else [] for row in range(200)]
     replaced = TextSetColumn(200)
     replaced.set(np.array([5, 7]), [["new"], ["c9"]])
@@ -136,7 +134,7 @@ def get(client: Client, url: str) -> Any:
     return response.json()
 
 
-def test_popular_items_are_served(shared_client: Client) -> None:
+def test_popular_items_over_http(shared_client: Client) -> None:
     answer = get(shared_client, f"/v1/items/popular?k={ITEMS + 1}")
     assert answer["generation"] == "tiny"
     scores = [item["score"] for item in answer["items"]]
@@ -145,7 +143,7 @@ def test_popular_items_are_served(shared_client: Client) -> None:
     assert get(shared_client, "/v1/items/popular")["items"] == answer["items"][:10]
 
 
-def test_search_is_served(shared_client: Client) -> None:
+def test_search_over_http(shared_client: Client) -> None:
     item: dict[str, Any] = {"item_id": "item-17", "title": "Green thing number 17", "categories": ["pot"]}
     item |= {"available": True, "known": True}
     assert get(shared_client, "/v1/items?query=green%20THING%20number%2017")["items"] == [item]

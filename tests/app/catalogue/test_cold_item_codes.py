@@ -1,4 +1,4 @@
-"""Codes of items that no model has learned, as a process keeps them."""
+"""Codes of cold items in the memory of a process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RECORDS = st.builds(
 
 
 @given(st.lists(st.lists(RECORDS, max_size=5) | st.none(), max_size=15))
-def test_assignments_are_the_newest_ones_at_the_moment_when_they_were_asked_for(
+def test_assignments_are_a_snapshot_of_the_newest_codes(
     pages: list[list[ItemCodes] | None],
 ) -> None:
     """None: somebody asks."""
@@ -62,7 +62,7 @@ def test_assignments_are_the_newest_ones_at_the_moment_when_they_were_asked_for(
 
 
 @given(st.lists(RECORDS, max_size=15))
-def test_a_model_gets_the_items_that_it_has_not_learned_and_whose_codes_it_has(records: list[ItemCodes]) -> None:
+def test_a_model_gets_the_cold_items_whose_codes_fit(records: list[ItemCodes]) -> None:
     learned = random_model(SHAPE)
     assigned = ColdItemCodes()
     assigned.apply(records)
@@ -92,7 +92,7 @@ def random_model(shape: ModelConfig) -> Artifact:
         return Artifact("m", b"0".hex(), Config(model=shape), items, model, model.tables(), {})
 
 
-def test_threads_may_ask_while_codes_are_assigned() -> None:
+def test_threads_read_while_codes_are_assigned() -> None:
     """A model that is loaded in a thread asks; the event loop assigns."""
     assigned, asked, is_over = ColdItemCodes(), list[int](), threading.Event()
 
@@ -129,7 +129,7 @@ def test_threads_may_ask_while_codes_are_assigned() -> None:
         sys.setswitchinterval(before_s)
 
 
-def test_assigned_codes_take_no_object_each() -> None:
+def test_assigned_codes_create_no_python_objects() -> None:
     assigned = ColdItemCodes()
 
     def assign(items: int, turn: int) -> None:
@@ -149,7 +149,7 @@ def test_assigned_codes_take_no_object_each() -> None:
 
 
 @given(st.lists(st.integers(0, 9), max_size=6), st.sets(st.integers(0, 9)))
-def test_states_find_the_rows_of_items_behind_the_learned_ones(asked: list[int], cold: set[int]) -> None:
+def test_states_find_the_rows_of_cold_items(asked: list[int], cold: set[int]) -> None:
     names = [f"new-{n}" for n in sorted(cold)]
     items = ItemTable(["a", "b"], ["", ""], [(), ()], np.ones(2, np.int64)).with_cold_items(names)
     catalogue = TrainedCatalogue(items, CategoryColumn(items.categories, TextSetColumn(len(items))))
@@ -159,7 +159,7 @@ def test_states_find_the_rows_of_items_behind_the_learned_ones(asked: list[int],
     assert catalogue.rows_of_state_items(np.array([of_states, of_states])).tolist() == [expected, expected]
 
 
-def test_the_codes_that_were_stored_last_are_those_of_the_item() -> None:
+def test_the_last_stored_codes_win() -> None:
     assigned = ColdItemCodes()
     codes = ColdCodes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25)
     good = item_codes("y", b"\0", 10, codes)

@@ -1,4 +1,4 @@
-"""Lists whose items are put together from JSON that was kept are those that are encoded from objects, byte for byte."""
+"""Lists built from cached JSON of items equal lists encoded from objects, byte for byte."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def assert_encoded(catalogue: LiveCatalogue, items: list[tuple[int, float]]) -> 
 
 @given(st.lists(listed | puts, max_size=12), st.integers(0, 4))
 @settings(max_examples=80)
-def test_whatever_is_kept_and_put(steps: list[Any], most_kept: int) -> None:
+def test_lists_equal_encoded_objects_after_any_updates(steps: list[Any], most_kept: int) -> None:
     overrides = ItemOverrides()
     catalogue = new_catalogue(overrides)
     with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +72,7 @@ def test_whatever_is_kept_and_put(steps: list[Any], most_kept: int) -> None:
                 assert_encoded(catalogue, step)
 
 
-def test_a_title_that_changes_meanwhile_is_not_kept() -> None:
+def test_a_title_that_changes_during_encoding_is_not_cached() -> None:
     """One thread reads titles all the time that another one changes."""
     overrides = ItemOverrides()
     catalogue = new_catalogue(overrides)
@@ -127,7 +127,7 @@ def encoded_from_objects(catalogue: LiveCatalogue, shown: NDArray[np.integer], o
     return EncodedItems.of(catalogue.scored_items(shown, own))
 
 
-def test_lists_are_those_without_kept_json(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_equal_those_without_the_cache(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(24)
     for number in range(8):
         client.click(f"reader-{number}", *(item_id(rng.randrange(ITEMS)) for _ in range(rng.randrange(1, 40))))

@@ -1,4 +1,4 @@
-"""A shop's updates of its items: applied as a whole or refused, kept, and followed by every process."""
+"""Updates of items by the shop: applied completely or refused, durable, and followed by every process."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def assert_shows(catalogue: LiveCatalogue, store: Store) -> None:
 
 @given(st.lists(st.one_of(ENTRIES, st.none()), max_size=20))
 @settings(max_examples=40)
-def test_a_catalogue_shows_the_last_update_and_what_the_model_learned_elsewhere(words: list[ItemEntry | None]) -> None:
+def test_catalogues_show_the_last_update_of_each_item(words: list[ItemEntry | None]) -> None:
     """None: a replica that has read all until then brings its catalogue up to date."""
     overrides, store = ItemOverrides(), Store()
     replica = LiveCatalogue(items(), overrides)
@@ -127,7 +127,7 @@ def test_a_catalogue_shows_the_last_update_and_what_the_model_learned_elsewhere(
     assert_shows(LiveCatalogue(items(), overrides), store)  # of another generation, which begins with all of them
 
 
-def test_titles_that_were_updated_are_found_closest_first() -> None:
+def test_search_finds_updated_titles_closest_first() -> None:
     overrides = ItemOverrides()
     overrides.apply(ItemChanges([ItemEntry("f", "Pan"), ItemEntry("e", "saucepan"), ItemEntry("new", "frying pan")], 3))
     assert [item["item_id"] for item in LiveCatalogue(items(), overrides).search("pan", 10)] == ["f", "e", "new"]
@@ -145,7 +145,7 @@ EVERY_ITEM = {item_id(row) for row in range(ITEMS)}
 
 
 class TestAvailability:
-    def test_sold_out_items_are_never_shown_whoever_asks_and_however(self, client: Client) -> None:
+    def test_sold_out_items_are_in_no_list(self, client: Client) -> None:
         client.click("ada", item_id(1), item_id(2))
         gone = {item_id(row) for row in (0, 3, 7, 31)}
         answer = client.post("/v1/items", json=[{"item_id": name, "available": False} for name in gone])
@@ -159,7 +159,7 @@ class TestAvailability:
         assert put(client, item_id(3), available=True).json()["available"] is True
         assert set(shown(client)) == EVERY_ITEM - gone | {item_id(3)}
 
-    def test_other_processes_later_ones_and_other_models_go_by_it(
+    def test_applies_to_other_processes_and_models_and_after_restarts(
         self, tmp_path: Path, redis_server: RedisServer
     ) -> None:
         def begin() -> Client:
@@ -194,9 +194,7 @@ class TestAvailability:
             one.close()
             other.close()
 
-    def test_what_is_said_while_a_model_is_loaded_holds_for_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_applies_to_a_model_that_is_being_loaded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for seed, name in enumerate(("may", "june")):
             write_model(tmp_path / "models" / name, seed)
         client = Client(Settings(model_dir=tmp_path / "models" / "may", data_dir=tmp_path / "state"))
@@ -231,7 +229,7 @@ class TestAvailability:
         client.close()
 
     @pytest.mark.slow
-    def test_holds_without_a_model_too(self, tmp_path: Path) -> None:
+    def test_applies_without_a_model(self, tmp_path: Path) -> None:
         client = Client(Settings(data_dir=tmp_path))
         client.click("ada", "lamp", "cup")
         client.click("ben", "lamp")
@@ -245,7 +243,7 @@ class TestAvailability:
 
 
 class TestWords:
-    def test_categories_and_titles_change_what_is_found(self, client: Client) -> None:
+    def test_updates_of_categories_and_titles_change_search_and_filters(self, client: Client) -> None:
         name = item_id(1)
         assert set(categories_of(1)) == {"cup"}
         assert put(client, name, categories=["lamp", "tea", "lamp"]).json()["categories"] == ["lamp", "tea"]
@@ -259,7 +257,7 @@ class TestWords:
         assert {item["item_id"]: item.get("title") for item in found}[name] == "Ærøskøbing 灯"
         assert client.get("/v1/items", params={"query": "ærøskøbing"}).json()["items"][0]["item_id"] == name
 
-    def test_what_is_left_out_stays(self, client: Client) -> None:
+    def test_absent_fields_stay_unchanged(self, client: Client) -> None:
         before = client.get(f"/v1/items/{item_id(2)}").json()
         assert put(client, item_id(2)).json() == before
         assert put(client, item_id(2), available=False).json() == before | {"available": False}
@@ -268,7 +266,7 @@ class TestWords:
             "categories": ["x"],
         }
 
-    def test_an_item_that_no_model_has_learned_is_kept_and_not_recommended(self, client: Client) -> None:
+    def test_a_cold_item_is_stored_and_not_recommended(self, client: Client) -> None:
         assert client.get("/v1/items/lamp").status_code == 404
         answer = client.post("/v1/items", json=[{"item_id": "lamp", "title": "Lamp"}, {"item_id": item_id(1)}])
         assert answer.json() == {"accepted": 2, "unknown_items": 1}
@@ -290,7 +288,7 @@ class TestWords:
             ([7], 0, None),
         ],
     )
-    def test_one_invalid_item_refuses_all(
+    def test_one_invalid_item_refuses_the_request(
         self, shared_client: Client, bodies: list[object], index: int, field: str | None
     ) -> None:
         answer = shared_client.post(
@@ -305,7 +303,7 @@ class TestWords:
         )
         assert shared_client.get("/v1/items/a").status_code == 404
 
-    def test_none_and_too_many_are_refused(self, shared_client: Client) -> None:
+    def test_empty_and_too_long_requests_are_refused(self, shared_client: Client) -> None:
         for bodies in ([], [{"item_id": "a"}] * 1001):
             assert shared_client.post("/v1/items", json=bodies).json()["error"]["code"] == "invalid_items"
         wrong: tuple[Any, ...] = ([], {"item_id": "a"}, 7, {"available": "no"})
@@ -315,14 +313,14 @@ class TestWords:
         assert shared_client.request("PUT", "/v1/items/a%C2%85b", json={}).status_code == 422
 
     @pytest.mark.parametrize("name", ["popular", "trending"])
-    def test_an_id_that_is_the_path_of_a_list_is_refused(self, shared_client: Client, name: str) -> None:
+    def test_an_id_equal_to_a_route_is_refused(self, shared_client: Client, name: str) -> None:
         """Nobody could read what was said of such an item."""
         for answer in (put(shared_client, name), shared_client.post("/v1/items", json={"item_id": name})):
             assert answer.status_code == 422
             assert "another id" in answer.json()["error"]["details"][0]["reason"]
         assert "items" in shared_client.get(f"/v1/items/{name}").json()
 
-    def test_what_the_store_did_not_take_is_503(self, client: Client) -> None:
+    def test_store_failures_return_503(self, client: Client) -> None:
         client.close_store()
         assert put(client, "a").status_code == 503
         assert client.post("/v1/items", json={"item_id": "a"}).status_code == 503
@@ -343,7 +341,7 @@ class TestImport:
     def run(self, *arguments: object) -> int:
         return run_command("items", "import", *arguments)
 
-    def test_a_table_says_what_its_cells_say(
+    def test_imports_the_values_of_a_table(
         self, client: Client, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         before = client.get(f"/v1/items/{item_id(2)}").json()
@@ -373,7 +371,7 @@ class TestImport:
             ("item_id\ttitle\na\t" + "x" * 2000 + "\n", "title String should have at most 1024 characters"),
         ],
     )
-    def test_what_is_wrong_is_named(
+    def test_names_the_faults_of_a_table(
         self, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, says: str
     ) -> None:
         (tmp_path / "items.tsv").write_text(table)
@@ -381,6 +379,6 @@ class TestImport:
         assert says in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_model_directory_is_left_alone(model_dir: Path, client: Client) -> None:
+def test_updates_leave_the_model_directory_unchanged(model_dir: Path, client: Client) -> None:
     put(client, item_id(1), title="Other", available=False)
     assert model_directory.load(model_dir).items.titles[1] != "Other"

@@ -1,4 +1,4 @@
-"""What a shop sets of items: the same in every catalogue, whichever of them keeps it."""
+"""Item overrides: the same values in every catalogue, whichever of them stores the columns."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def mask(found: LiveCatalogue, items: Any) -> list[bool]:
 
 @given(st.lists(STEPS, max_size=12))
 @settings(max_examples=60)
-def test_every_catalogue_shows_the_newest_entries(steps: list[Any]) -> None:
+def test_every_catalogue_shows_the_newest_overrides(steps: list[Any]) -> None:
     overrides, newest, changed_at = ItemOverrides(), dict[str, ItemEntry](), dict[str, int]()
     catalogues = [catalogue(number, overrides) for number in range(3)]
     overrides.hold(HELD)
@@ -132,7 +132,7 @@ def test_every_catalogue_shows_the_newest_entries(steps: list[Any]) -> None:
     assert {name: overrides.entry(name) for name in IDS if name in overrides} == newest
 
 
-def test_a_filter_is_kept_while_what_it_reads_stays_as_it_is() -> None:
+def test_a_cached_filter_stays_valid_while_its_columns_do_not_change() -> None:
     overrides = ItemOverrides()
     found = catalogue(0, overrides)
     overrides.keep_in(found.values)

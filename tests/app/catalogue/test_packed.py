@@ -1,4 +1,4 @@
-"""What a process keeps of a large catalogue: bytes, and no Python object for any item."""
+"""Memory of a large catalogue: bytes, and no Python object per item."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def put(overrides: ItemOverrides, catalogue: LiveCatalogue, turn: int) -> None:
 
 
 @pytest.mark.parametrize("learned", [ITEMS, 0])
-def test_items_that_the_shop_describes_take_no_object_each(learned: int) -> None:
+def test_described_items_create_no_python_objects(learned: int) -> None:
     names = [f"item-{row}" for row in range(learned)]
     items = ItemTable(names, [""] * learned, [()] * learned, np.ones(learned, np.int64))
     overrides = ItemOverrides()

@@ -1,4 +1,4 @@
-"""Search with and without a user, over HTTP on both stores, against its definition in plain Python."""
+"""Search with and without a user, over HTTP on both stores, against a definition in plain Python."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def unlearned(query: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("limit", [3, 20, MOST])
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("user_id", ["clicker", "nobody"])
-def test_a_users_search_is_in_order_of_the_scores_less_the_level(
+def test_results_for_a_user_are_ranked_by_score_and_match_level(
     titled: Client, user_id: str, query: str, limit: int
 ) -> None:
     plain = titled.recommend(user_id, k=ITEMS, exclude_seen="none")
@@ -109,9 +109,7 @@ def test_a_users_search_is_in_order_of_the_scores_less_the_level(
 
 @pytest.mark.parametrize("limit", [3, MOST])
 @pytest.mark.parametrize("query", QUERIES)
-def test_without_a_user_the_closest_come_first_and_those_with_typos_last(
-    titled: Client, query: str, limit: int
-) -> None:
+def test_results_without_a_user_are_ranked_by_match_level(titled: Client, query: str, limit: int) -> None:
     popular = search(titled, "", limit=MOST)[:ITEMS]
     levels = {name: level(query, name, with_typos=True) if query else 0 for name in popular}
     learned = sorted((name for name in popular if levels[name] < NO_MATCH), key=lambda name: levels[name])
@@ -122,14 +120,14 @@ def test_without_a_user_the_closest_come_first_and_those_with_typos_last(
     assert search(titled, query, limit=limit) == expected[:limit]
 
 
-def test_what_a_user_has_bought_is_found_and_what_is_sold_out_is_not(titled: Client) -> None:
+def test_results_include_bought_items_but_not_sold_out_ones(titled: Client) -> None:
     found = search(titled, "", user_id="clicker", limit=MOST)
     assert {*SEEN["clicker"]} - {*GONE} <= {*found}
     assert not {*found} & NOT_AVAILABLE
     assert {*GONE} <= {*search(titled, "", limit=MOST)}
 
 
-def test_items_outside_their_dates_are_not_available_whether_or_not_a_model_has_learned_them(titled: Client) -> None:
+def test_items_outside_their_dates_are_unavailable(titled: Client) -> None:
     assert titled.request("PUT", f"/v1/items/{item_id(7)}", json=DATES["new-5"]).status_code == 200
     try:
         found = titled.get("/v1/items", params={"query": "thing", "limit": MOST}).json()["items"]
@@ -142,7 +140,7 @@ def test_items_outside_their_dates_are_not_available_whether_or_not_a_model_has_
         titled.request("PUT", f"/v1/items/{item_id(7)}", json={"available_from": None})
 
 
-def test_a_search_counts_as_no_list(titled: Client) -> None:
+def test_searches_are_not_counted_as_lists(titled: Client) -> None:
     def lists() -> list[str]:
         lines = titled.get("/metrics").text.splitlines()
         return [line for line in lines if line.startswith("lisarec_recommendations")]
@@ -157,5 +155,5 @@ def test_a_search_counts_as_no_list(titled: Client) -> None:
 @pytest.mark.parametrize(
     "query", ["user_id=a%C2%85b", "user_id=", "user_id=ada&user_id=bea", "user_id=ada&limit=0", "user=ada"]
 )
-def test_a_user_is_one_valid_id(titled: Client, query: str) -> None:
+def test_the_user_must_be_one_valid_id(titled: Client, query: str) -> None:
     assert_refused(titled.get(f"/v1/items?query=tea&{query}"), 422)

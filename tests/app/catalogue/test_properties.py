@@ -1,4 +1,4 @@
-"""Properties of items over HTTP: typed, refused in plain words, and the same in every process."""
+"""Properties of items over HTTP: typed, validated, and the same in every process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reason(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["details"][0]["reason"])
 
 
-def test_values_come_back_as_they_were_put_and_null_takes_one_away(client: Client) -> None:
+def test_values_round_trip_and_null_removes_them(client: Client) -> None:
     for name in (item_id(1), "new"):
         assert put(client, name, title="Tea", properties=VALUES).json()["properties"] == {
             **VALUES,
@@ -52,7 +52,7 @@ def test_values_come_back_as_they_were_put_and_null_takes_one_away(client: Clien
     assert client.get("/v1/admin/properties").json() == {"items": TYPES, "users": {}}
 
 
-def test_times_with_a_meaning_are_fields_of_the_item(client: Client) -> None:
+def test_built_in_times_are_fields_of_the_item(client: Client) -> None:
     answer = put(client, item_id(1), available_from="2026-05-01T10:00:00+02:00", published_at="2026-01-01T00:00:00Z")
     assert answer.json()["available_from"] == "2026-05-01T08:00:00Z"
     answer = put(client, item_id(1), available_from=None)
@@ -87,7 +87,7 @@ def test_times_with_a_meaning_are_fields_of_the_item(client: Client) -> None:
         ("other", 10**400, "other must be a number up to 1.8e308, but is 1000"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_with_its_property_and_type(
+def test_a_value_of_the_wrong_type_is_named_with_its_property(
     client: Client, name: str, value: object, said: str
 ) -> None:
     put(client, item_id(1), properties=VALUES)
@@ -107,13 +107,13 @@ def test_a_value_that_does_not_fit_is_named_with_its_property_and_type(
 @pytest.mark.parametrize(
     "name", ["", "1st", "a-b", "é", "a b", "in", "while", "title", "published_at", "a" * 65, "a\n"]
 )
-def test_names_that_expressions_could_not_say_are_refused(client: Client, name: str) -> None:
+def test_names_that_expressions_cannot_use_are_refused(client: Client, name: str) -> None:
     assert "a property's name may have only English letters" in reason(put(client, item_id(1), properties={name: 1}))
     declared = client.request("PUT", "/v1/admin/properties", json={"items": {name: "text"}})
     assert "a property's name may have only English letters" in reason(declared)
 
 
-def test_within_a_request_the_first_value_decides(client: Client) -> None:
+def test_the_first_value_in_a_request_decides_the_type(client: Client) -> None:
     items = [{"item_id": "cup", "properties": {"size": 1}}, {"item_id": "pot", "properties": {"size": "L"}}]
     answer = client.post("/v1/items", json=items)
     assert reason(answer) == 'size is a number, and "L" is a text'
@@ -121,7 +121,7 @@ def test_within_a_request_the_first_value_decides(client: Client) -> None:
     assert client.get("/v1/admin/properties").json() == {"items": {}, "users": {}}
 
 
-def test_a_text_that_looks_like_a_time_is_one_unless_text_was_declared(client: Client) -> None:
+def test_a_text_that_looks_like_a_time_becomes_a_time_unless_declared(client: Client) -> None:
     moment = "2026-05-01T08:00:00Z"
     assert client.request("PUT", "/v1/admin/properties", json={"items": {"batch": "text"}}).status_code == 200
     put(client, item_id(1), properties={"batch": moment, "made": moment})
@@ -129,7 +129,7 @@ def test_a_text_that_looks_like_a_time_is_one_unless_text_was_declared(client: C
     assert shown(client, item_id(1)) == {"batch": moment, "made": moment}
 
 
-def test_declarations_hold_all_or_none_and_there_are_64(client: Client) -> None:
+def test_declarations_are_atomic_and_limited_to_64(client: Client) -> None:
     def declare(**types: object) -> httpx.Response:
         return client.request("PUT", "/v1/admin/properties", json=types)
 
@@ -150,9 +150,7 @@ def test_declarations_hold_all_or_none_and_there_are_64(client: Client) -> None:
     assert client.get("/v1/admin/properties").json()["items"] == {**types, "a": "number"}
 
 
-def test_every_process_shows_them_within_a_second_and_holds_their_types(
-    tmp_path: Path, redis_server: RedisServer
-) -> None:
+def test_every_process_shows_values_and_types_within_a_second(tmp_path: Path, redis_server: RedisServer) -> None:
     write_model(tmp_path / "model", 0)
     settings = Settings(model_dir=tmp_path / "model", redis_url=redis_server.url)
     one, other = Client(settings), Client(settings)

@@ -1,4 +1,4 @@
-"""Properties that are taken back: their values are gone in every catalogue, whatever was read meanwhile."""
+"""Removed properties: every catalogue drops their values, regardless of concurrent reads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def shown(catalogue: LiveCatalogue) -> list[tuple[Any, Any]]:
 @example([("a", "x"), "read", "take back", "poll", "apply"])
 @example([("a", "x"), ("new", "x"), "read", ("b", 1.0), "poll", "apply", "catch up", "read"])
 @settings(max_examples=100)
-def test_a_catalogue_shows_what_the_store_has_after_any_removals(steps: list[Any]) -> None:
+def test_a_catalogue_equals_the_store_after_any_removals(steps: list[Any]) -> None:
     """A page that was read is applied later, behind polls that already know of a removal."""
     items = ItemTable(NAMES[:2], ["", ""], [(), ()], np.ones(2, np.int64))
     store, overrides, page = Store(), ItemOverrides(), None

@@ -1,4 +1,4 @@
-"""Titles that a shop puts, of items that a model has learned and of others, are found as those of the model are."""
+"""Search finds titles that the shop puts like those of the model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def expected_items(query: str, titles: Mapping[str, str], limit: int) -> list[st
     st.integers(1, 4),
 )
 @settings(max_examples=60)
-def test_they_are_found_by_the_same_definition(
+def test_updated_titles_match_by_the_same_definition(
     of_model: list[str], puts: list[list[ItemEntry]], queries: list[str], indexed: int
 ) -> None:
     overrides, titles = ItemOverrides(), dict(zip(LEARNED, of_model, strict=True))
@@ -92,7 +92,7 @@ def test_they_are_found_by_the_same_definition(
                 assert levels.tolist() == with_typos
 
 
-def test_items_that_are_not_available_leave_room_for_those_that_match_with_a_typo() -> None:
+def test_unavailable_items_do_not_displace_matches_with_a_typo() -> None:
     overrides, ids = ItemOverrides(), ["pot", "post", "other"]
     catalogue = LiveCatalogue(ItemTable(ids, ["Kettle", "Kettle", "Kettel"], [()] * 3, np.ones(3, np.int64)), overrides)
     search = Search.of("kettle")
@@ -103,7 +103,7 @@ def test_items_that_are_not_available_leave_room_for_those_that_match_with_a_typ
 
 
 @given(st.lists(st.lists(st.text(max_size=3), max_size=20), max_size=6))
-def test_texts_that_grow_stay_sorted(pages: list[list[str]]) -> None:
+def test_growing_texts_stay_sorted(pages: list[list[str]]) -> None:
     texts, added = Texts(), set[str]()
     for page in [*pages, ["a"]]:  # many are sorted with the rest, and few are inserted
         texts.add_all(page)
@@ -111,7 +111,7 @@ def test_texts_that_grow_stay_sorted(pages: list[list[str]]) -> None:
         assert texts.at(texts.sorted_numbers) == sorted(added)
 
 
-def test_a_search_reads_only_the_ids_of_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_decodes_only_the_ids_of_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides, read = ItemOverrides(), list[int]()
     overrides.apply(ItemChanges([ItemEntry(f"new-{n}", "Tea") for n in range(500)], 1))
     catalogue = LiveCatalogue(ItemTable([], [], [], np.zeros(0, np.int64)), overrides)
@@ -128,7 +128,7 @@ def test_a_search_reads_only_the_ids_of_what_it_finds(monkeypatch: pytest.Monkey
     assert sum(read) == 3 * 20
 
 
-def test_a_title_that_the_shop_removes_first_of_all_is_gone_from_expressions() -> None:
+def test_a_removed_title_disappears_from_expressions() -> None:
     overrides = ItemOverrides()
     catalogue = LiveCatalogue(
         ItemTable(["tea", "pot"], ["Green tea", "Pot"], [()] * 2, np.ones(2, np.int64)), overrides
@@ -142,7 +142,7 @@ def test_a_title_that_the_shop_removes_first_of_all_is_gone_from_expressions() -
     assert bitmap.to_mask(catalogue.expressions.evaluate(titled), 2).tolist() == [False, True]
 
 
-def test_a_copy_of_no_value_removes_the_first_value() -> None:
+def test_copying_an_empty_value_clears_the_target() -> None:
     column = TextColumn.of(["Green tea", "Pot"])
     column.copy(TextColumn.empty(2), np.array([0]), np.array([0]))
     assert column.values_at(np.arange(2)) == [None, "Pot"]

@@ -1,4 +1,4 @@
-"""Comparing all rows with one number is what numpy finds, also at the ends of what numbers there are."""
+"""Comparisons of all rows with a number, against numpy, including the limits of each type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ integers = st.sampled_from([int(INT64.min), int(INT64.max), 0, -1, 1]) | st.inte
 
 @pytest.mark.parametrize("function", COMPARISONS)
 @given(data=st.data())
-def test_the_rows_are_those_that_numpy_finds(function: str, data: st.DataObject) -> None:
+def test_comparisons_equal_numpy(function: str, data: st.DataObject) -> None:
     for numbers, dtype in ((floats, np.float64), (integers, np.int64), (st.integers(-1, 9), np.int16)):
         values: Sequence[Any] = data.draw(st.lists(numbers, max_size=300))
         number = data.draw(st.sampled_from(values) if values else numbers)
@@ -39,7 +39,7 @@ def test_the_rows_are_those_that_numpy_finds(function: str, data: st.DataObject)
 
 
 @given(data=st.data())
-def test_the_rows_with_one_of_several_numbers_are_those_that_numpy_finds(data: st.DataObject) -> None:
+def test_membership_equals_numpy(data: st.DataObject) -> None:
     for numbers, dtype in ((floats, np.float64), (integers, np.int64)):
         values: Sequence[Any] = data.draw(st.lists(numbers, max_size=300))
         wanted: Sequence[Any] = data.draw(st.lists(st.sampled_from(values) if values else numbers, max_size=100))

@@ -52,7 +52,7 @@ def columns_of(found: Sequence[Item], before: Sequence[Item] = ()) -> Mapping[st
     return columns
 
 
-def test_a_removed_number_stays_for_a_thread_that_has_just_read_which_items_have_one() -> None:
+def test_removing_a_number_does_not_disturb_a_concurrent_reader() -> None:
     column = NumberColumn(3)
     column.set(np.arange(3), [1.0, 2.0, 3.0])
     other = NumberColumn(2)
@@ -73,7 +73,7 @@ def test_a_removed_number_stays_for_a_thread_that_has_just_read_which_items_have
 
 @given(conditions, items, items, scalars)
 @settings(max_examples=400)
-def test_a_condition_is_true_where_it_is_for_the_item_alone(
+def test_conditions_equal_cel_item_by_item(
     expression: Pair, before: Sequence[Item], found: Sequence[Item], shared: Mapping[str, Any]
 ) -> None:
     node = ENVIRONMENT.compile(expression.ours, "boolean")
@@ -86,9 +86,7 @@ def test_a_condition_is_true_where_it_is_for_the_item_alone(
 
 @given(numbers, items, scalars)
 @settings(max_examples=200)
-def test_a_number_is_what_it_is_for_the_item_alone(
-    expression: Pair, found: Sequence[Item], shared: Mapping[str, Any]
-) -> None:
+def test_numbers_equal_cel_item_by_item(expression: Pair, found: Sequence[Item], shared: Mapping[str, Any]) -> None:
     node = ENVIRONMENT.compile(expression.ours, "number")
     given_scalars = {name: value for name, value in shared.items() if value is not None}
     evaluation = Evaluation(columns_of(found), {**given_scalars, "now": microseconds(NOW)}, len(found))
@@ -147,7 +145,7 @@ def test_an_error_says_where_and_what_was_expected(text: str, position: int, rea
     assert abs(refused.value.position - position) <= 1
 
 
-def test_an_error_lists_as_many_names_as_are_read() -> None:
+def test_an_error_lists_a_readable_number_of_names() -> None:
     environment = Environment({f"item.{'a' * 40}_{number:03}": "number" for number in range(200)})
     with pytest.raises(InvalidExpression, match=r"_000, item\.a+_001, .*_010 and 189 others; to add it") as refused:
         environment.compile("item.xyz < 3.0", "boolean")
@@ -180,13 +178,13 @@ def evaluated(text: str, found: Sequence[Item], **params: Any) -> list[bool]:
         ("item.brand.matches(params.brands == [] ? '' : '" + r"[aeiou]\\w?.*" * 20 + "$')", {"brands": ("a",)}),
     ],
 )
-def test_work_beyond_the_bound_is_refused(text: str, params: Mapping[str, Any]) -> None:
+def test_expressions_beyond_the_work_limit_are_refused(text: str, params: Mapping[str, Any]) -> None:
     found = [{**dict.fromkeys(PROPERTIES), "item.brand": f"a green kettle {n}" * 60} for n in range(2_000)]
     with pytest.raises(InvalidExpression, match=r"at most 64 operations|expressions are too long"):
         evaluated(text, found, **{"sizes": (1.0,), **params})
 
 
-def test_a_loop_ends_with_the_element_that_decides_and_evaluates_once_what_does_not_change() -> None:
+def test_loops_short_circuit_and_evaluate_invariants_once() -> None:
     found = [{**dict.fromkeys(PROPERTIES), "item.price": price, "item.categories": ["a"]} for price in (1.0, 200.0)]
     assert evaluated("params.sizes.exists(b, params.sizes.exists(c, b == 0.0 && c == 0.0))", found, sizes=HUNDRED)[0]
     assert evaluated("params.sizes.exists(x, x < 0.0 || item.price > 100.0)", found, sizes=HUNDRED) == [False, True]
@@ -195,7 +193,7 @@ def test_a_loop_ends_with_the_element_that_decides_and_evaluates_once_what_does_
     assert evaluated('item.categories.exists(now, now == "a")', found, sizes=HUNDRED) == [True, True]
 
 
-def test_a_list_equals_another_wherever_it_is_from() -> None:
+def test_lists_of_parameters_compare_equal_to_literals() -> None:
     found = [{**dict.fromkeys(PROPERTIES), "item.brand": brand} for brand in ("house", "x", "b")]
     for brands in (["x", "y"], ("x", "y")):
         assert all(evaluated('params.brands == ["x", "y"]', found, brands=brands))
@@ -205,10 +203,10 @@ def test_a_list_equals_another_wherever_it_is_from() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(?i)(gift card|voucher|sample|test)", "^(Nike|Puma|Asics) ", "^.*thing.*1$"])
-def test_a_pattern_of_words_counts_as_few_characters(pattern: str) -> None:
+def test_a_pattern_of_plain_words_is_cheap(pattern: str) -> None:
     assert text_functions.pattern_size(0, pattern) == text_functions.QUICK_SIZE
 
 
 @pytest.mark.parametrize("pattern", ["a..........b", "a.*b.*c.*d", r"(\w)*", "[aeiou]x*", "(a|b)+"])
-def test_another_pattern_counts_by_its_length(pattern: str) -> None:
+def test_other_patterns_cost_by_their_length(pattern: str) -> None:
     assert text_functions.pattern_size(0, pattern) == len(pattern)

@@ -1,4 +1,4 @@
-"""Results of expressions, kept in bounded memory, and gains from a number property."""
+"""Cached results of expressions in bounded memory, and gains from a numeric property."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.catalogue.item_properties import ItemProperties
 ROWS = 1_000
 
 
-def test_gains_that_are_asked_for_again_are_kept_once() -> None:
+def test_repeated_gains_are_cached_once() -> None:
     size = ROWS * np.dtype(np.float32).itemsize + KEY_BYTES
     with patch.object(filter_expressions, "RESULT_BYTES", 3 * size):
         expressions = ItemExpressions(ItemProperties(ROWS))

@@ -1,4 +1,4 @@
-"""Columns of sets: each shows the last values, keeps the labels in use, and drops the others."""
+"""Set-valued columns: the last values, the labels in use, and the removal of unused labels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_unused_labels_are_dropped() -> None:
     assert column.value(5) == ("tea", "stock-99-5")
 
 
-def test_a_reader_of_categories_sees_one_numbering_while_labels_are_dropped() -> None:
+def test_concurrent_readers_see_a_consistent_label_numbering() -> None:
     replaced = TextSetColumn(ROWS)
     column = CategoryColumn(Labels.of([("pots",)] * ROWS), replaced)
     for turn in range(50):
@@ -94,7 +94,7 @@ def test_only_new_labels_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(looked_up) == {"brand-new"}
 
 
-def test_a_reader_sees_an_item_as_before_or_after_while_labels_are_dropped() -> None:
+def test_concurrent_readers_see_an_item_before_or_after_the_drop() -> None:
     replaced = TextSetColumn(ROWS)
     column = CategoryColumn(Labels.of([("pots",)] * ROWS), replaced)
     replaced.set(np.arange(ROWS - 1), [(f"old-{row}",) for row in range(ROWS - 1)])

@@ -1,4 +1,4 @@
-"""What expressions find in few texts, they find in many."""
+"""Text functions return the same for few texts as for many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ texts = st.text(st.sampled_from("abÜß.*\U0001f375\x00"), max_size=6)
 
 @pytest.mark.parametrize("function", text_functions.OF_ONE_TEXT)
 @given(st.lists(texts, max_size=20, unique=True), texts)
-def test_few_texts_are_searched_as_many_are(function: str, of_items: list[str], wanted: str) -> None:
+def test_few_texts_give_the_same_results_as_many(function: str, of_items: list[str], wanted: str) -> None:
     column = TextColumn.of(of_items)
     few = text_functions.matched(0, function, column, wanted)
     with patch.object(text_functions, "FEW_TEXTS", -1):

@@ -1,4 +1,4 @@
-"""New items of which the title is known: where training has learned what titles tell, they get codes by it."""
+"""Cold items with titles: a model that learned from titles assigns them codes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_an_item_is_recommended_by_its_title_alone(client: Client) -> None:
     assert_states_are_folds(client, ["u0"])
 
 
-def test_an_event_before_the_item_has_codes_counts_as_seen_only_in_the_log(client: Client) -> None:
+def test_events_before_an_item_has_codes_are_seen_only_in_the_log(client: Client) -> None:
     client.click("u0", "item-1")
     assert client.request("PUT", f"/v1/items/{NEW}", json={"available": True}).status_code == 200
     client.click("u0", NEW)
@@ -94,7 +94,7 @@ def test_an_event_before_the_item_has_codes_counts_as_seen_only_in_the_log(clien
     assert NEW not in {item["item_id"] for item in client.post("/v1/recommendations", json=every).json()["items"]}
 
 
-def test_items_of_the_titles_of_others_come_near_these(client: Client) -> None:
+def test_items_with_similar_titles_get_similar_codes(client: Client) -> None:
     trained = client.service.switcher.current.artifact
     rows = [row for row in range(ITEMS) if trained.items.titles[row]]
     twins = [
@@ -112,7 +112,7 @@ def test_items_of_the_titles_of_others_come_near_these(client: Client) -> None:
     assert nearness(trained, [cold_items[f"twin-{row}"].target for row in rows], rows) > 0.15
 
 
-def test_other_words_give_other_codes_and_unknown_ones_none(client: Client) -> None:
+def test_titles_determine_codes_and_unknown_words_give_none(client: Client) -> None:
     client.click("u0", "item-1")
     put(client, title="qqqq xxxx")
     assert NEW not in everything(client)
@@ -125,7 +125,7 @@ def test_other_words_give_other_codes_and_unknown_ones_none(client: Client) -> N
     assert codes_of(client) == first
 
 
-def test_for_another_model_items_that_are_over_get_codes_only_when_they_return(shop: Path, client: Client) -> None:
+def test_unavailable_items_get_codes_of_the_next_model_when_they_return(shop: Path, client: Client) -> None:
     gone: dict[str, dict[str, Any]] = {
         "sold": {"available": False},
         "expired": {"available_until": "2026-01-31T12:00:00Z"},
@@ -147,7 +147,7 @@ def test_for_another_model_items_that_are_over_get_codes_only_when_they_return(s
         assert name in everything(client)
 
 
-def test_events_tell_more_than_a_title(client: Client) -> None:
+def test_codes_from_events_replace_codes_from_titles(client: Client) -> None:
     put(client, title="Green thing")
     assert codes_of(client).evidence == 0
     introduce(client)
@@ -156,7 +156,7 @@ def test_events_tell_more_than_a_title(client: Client) -> None:
     assert codes_of(client).evidence == 10
 
 
-def test_for_another_model_the_newest_items_get_codes_first_also_those_that_come_meanwhile(
+def test_the_newest_items_get_codes_of_the_next_model_first(
     shop: Path, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"thing-{number}" for number in range(6)]
@@ -181,9 +181,7 @@ def test_for_another_model_the_newest_items_get_codes_first_also_those_that_come
     assert {NEW, *names} <= everything(client).keys()
 
 
-def test_another_model_has_new_items_soon_also_after_a_slow_rebuild_for_the_one_before(
-    shop: Path, client: Client
-) -> None:
+def test_a_slow_rebuild_does_not_delay_codes_of_the_next_model(shop: Path, client: Client) -> None:
     put(client, title="Green thing")
     switcher = client.service.switcher
     switcher.rebuild_at_s = inf
@@ -192,7 +190,7 @@ def test_another_model_has_new_items_soon_also_after_a_slow_rebuild_for_the_one_
     wait_until(lambda: client.runner.run(switcher.poll()) or NEW in everything(client))
 
 
-def test_a_title_that_a_learned_item_is_given_changes_no_codes(client: Client) -> None:
+def test_a_title_of_a_learned_item_changes_no_codes(client: Client) -> None:
     client.click("u0", "item-2")
     before = everything(client)
     put(client, item_id(3), title="Black something")

@@ -1,4 +1,4 @@
-"""Vectors that a shop puts for its items: checked, kept, backed up, and what tells a new item's codes first of all."""
+"""Item vectors of a shop: validation, storage, backups, and their precedence in assigning codes to cold items."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_item_is_recommended_by_its_vector_alone(client: Client) -> None:
     assert_states_are_folds(client, ["u0"])
 
 
-def test_items_of_the_vectors_of_others_come_near_these(client: Client) -> None:
+def test_items_with_similar_vectors_get_similar_codes(client: Client) -> None:
     trained = client.service.switcher.current.artifact
     twins = [{"item_id": f"twin-{row}", "vector": (3 * SHOP_VECTORS[row]).tolist()} for row in range(ITEMS)]
     assert client.post("/v1/items", json=twins).status_code == 200
@@ -101,7 +101,7 @@ def test_items_of_the_vectors_of_others_come_near_these(client: Client) -> None:
     assert nearness(trained, [cold_items[f"twin-{row}"].target for row in range(ITEMS)], [*range(ITEMS)]) > 0.2
 
 
-def test_a_vector_tells_more_than_a_title_and_events_more_than_both(client: Client) -> None:
+def test_codes_prefer_events_to_vectors_to_titles(client: Client) -> None:
     put(client, title="Green thing")
     by_title = codes_of(client)
     put(client, vector=SHOP_VECTORS[3].tolist())
@@ -118,7 +118,7 @@ def test_a_vector_tells_more_than_a_title_and_events_more_than_both(client: Clie
     assert codes_of(client).evidence == 10
 
 
-def test_a_vector_is_kept_by_its_direction_until_null_takes_it_away(client: Client) -> None:
+def test_vectors_are_stored_normalized_and_removed_by_null(client: Client) -> None:
     put(client, vector=[3, 4.0], title="Tea")
     np.testing.assert_allclose(decode([stored(client, NEW)[NEW]]), [[0.6, 0.8]], atol=1e-3)
     put(client, available=False)
@@ -135,7 +135,7 @@ def test_a_vector_is_kept_by_its_direction_until_null_takes_it_away(client: Clie
     [[], [1.0] * (MAX_NUMBERS + 1), [0, 0.0], ["1"], [True], [[1.0]], "1,2", {"0": 1}, 3],
     ids=["empty", "too long", "of nothing", "text", "boolean", "nested", "a text", "an object", "a number"],
 )
-def test_what_is_no_vector_is_refused(client: Client, vector: Any) -> None:
+def test_invalid_vectors_are_refused(client: Client, vector: Any) -> None:
     assert refused(client, {"vector": vector, "title": "Tea"})["field"].startswith("vector")
     assert client.get(f"/v1/items/{NEW}").status_code == 404
 
@@ -148,7 +148,7 @@ def test_numbers_that_are_not_finite_are_refused(client: Client, number: bytes) 
     assert stored(client, NEW) == {}
 
 
-def test_all_vectors_have_as_many_numbers_and_what_to_do_is_said(client: Client) -> None:
+def test_vectors_of_another_length_are_refused_with_a_remedy(client: Client) -> None:
     put(client, vector=[1.0, 2.0])
     detail = refused(client, {"vector": [1.0, 2.0, 3.0], "title": "Not noted"}, "other")
     assert detail["field"] == "vector"
@@ -164,7 +164,7 @@ def test_all_vectors_have_as_many_numbers_and_what_to_do_is_said(client: Client)
     assert len(stored(client, NEW)[NEW]) == 6
 
 
-def test_the_command_drops_all_vectors_and_others_may_come(client: Client) -> None:
+def test_dropping_all_vectors_allows_another_length(client: Client) -> None:
     items = [NEW, "other", "item-1"]
     client.post("/v1/items", json=[{"item_id": one, "title": one, "vector": [1.0, 2.0]} for one in items])
     assert stored(client, *items).keys() == {*items}
