@@ -1,4 +1,4 @@
-"""The command line: each command once, end to end, and every failure in one line that says what to do."""
+"""The command line: each command once, end to end; every failure in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -84,16 +84,16 @@ class TestHelp:
         assert all(f"  {command} " in shown.out for command in COMMANDS)
 
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_of_a_command(self, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    def test_describes_a_command(self, capsys: pytest.CaptureFixture[str], command: str) -> None:
         assert Outcome(capsys, command, "--help").status == 0
 
-    def test_does_not_wait_for_torch(self) -> None:
+    def test_does_not_import_torch(self) -> None:
         quick = "import sys, app.cli; sys.exit(bool({'torch', 'polars', 'fastapi', 'httpx'} & set(sys.modules)))"
         assert subprocess.run([sys.executable, "-c", quick], cwd=ROOT, check=False).returncode == 0
 
 
 class TestTrainAndEvaluate:
-    def test_write_a_model_and_its_numbers(
+    def test_write_a_model_and_its_metrics(
         self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         numbers = tmp_path / "numbers.json"
@@ -104,7 +104,7 @@ class TestTrainAndEvaluate:
         assert f"{found['metrics']['hr_at_10_full']:.4f}" in shown.out
 
     @pytest.mark.parametrize("option", ["--json", "--ranks"])
-    def test_refuse_a_file_that_cannot_be_written_before_the_work(
+    def test_refuse_an_unwritable_file_at_the_start(
         self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
     ) -> None:
         refused = Outcome(capsys, "evaluate", "--model", model, "--data", data, option, tmp_path / "out" / "numbers")
@@ -112,7 +112,7 @@ class TestTrainAndEvaluate:
         assert "there is no directory" in refused.err
         assert Outcome(capsys, "evaluate", "--model", model, "--data", data, option, tmp_path).status == 2
 
-    def test_only_the_baselines_that_are_named(
+    def test_evaluate_only_the_named_baselines(
         self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         file = tmp_path / "numbers.json"
@@ -123,7 +123,7 @@ class TestTrainAndEvaluate:
         assert refused.status == 2
         assert "sasrec" in refused.err
 
-    def test_compare_with_the_baselines_and_write_all_that_is_asked_for(
+    def test_compare_with_baselines_and_write_all_outputs(
         self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         numbers, ranks, report = tmp_path / "numbers.json", tmp_path / "ranks.parquet", tmp_path / "report"
@@ -141,7 +141,7 @@ class TestTrainAndEvaluate:
         assert set(pl.read_parquet(ranks)["scorer"]) == {"lisa-mini", *found["baselines"]}
         assert f"--model {other} --data {data} --baselines --json " in (report / "index.html").read_text("utf-8")
 
-    def test_other_models_are_compared_with_the_first(
+    def test_compare_other_models_with_the_first(
         self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         other, numbers, report = tmp_path / "unlifted", tmp_path / "numbers.json", tmp_path / "report"
@@ -154,7 +154,7 @@ class TestTrainAndEvaluate:
         assert "mean of 2" not in shown.out
         assert "selected with seed 4" in (report / "index.html").read_text(encoding="utf-8")
 
-    def test_the_same_seed_gives_the_same_model(self, model: Path, data: Path, tmp_path: Path) -> None:
+    def test_train_the_same_model_with_the_same_seed(self, model: Path, data: Path, tmp_path: Path) -> None:
         for name, seed in (("same", "0"), ("other", "1")):
             assert run_command("train", "--data", data, "--out", tmp_path / name, "--epochs", "1", "--seed", seed) == 0
         weights = [(path / "model.safetensors").read_bytes() for path in (model, tmp_path / "same", tmp_path / "other")]
@@ -172,7 +172,7 @@ class TestTrainAndEvaluate:
         assert shown.out.splitlines()[0] == f"training lisa-mini on 1 of {cores} cores (--threads 1)"
         assert torch.get_num_threads() == 1
 
-    def test_a_model_of_everything_has_the_lift_of_another_one_and_nothing_to_evaluate(
+    def test_train_on_all_events_with_the_lift_of_another_model(
         self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = tmp_path / "everything"
@@ -186,7 +186,7 @@ class TestTrainAndEvaluate:
         assert f"get a higher score (strength {strength:g}, {8 * count} bytes per item)" in " ".join(shown.out.split())
         refused(Outcome(capsys, "evaluate", "--model", out, "--data", data), "train with --train-on train")
 
-    def test_codes_may_be_learned_and_the_model_is_served_all_the_same(
+    def test_train_and_serve_a_model_with_learned_codes(
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out, arguments = tmp_path / "base", ("train", "--data", data, "--epochs", 1, "--preset")
@@ -197,7 +197,7 @@ class TestTrainAndEvaluate:
 
 
 class TestServeAndReplay:
-    def test_every_event_arrives_once(self, service: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_deliver_every_event_once(self, service: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
         without_last = Outcome(capsys, "replay", "--data", data, "--url", service, "--hold-out", 1, "--batch", 64)
         assert without_last.status == 0
         assert "0 duplicates, 0 for unknown items" in without_last.out
@@ -246,31 +246,31 @@ class TestFailures:
             Outcome(capsys, "replay", "--data", data, "--url", "http://127.0.0.1:9"), "the service with 'lisarec serve'"
         )
 
-    def test_no_service_to_measure(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_bench_without_a_service(self, capsys: pytest.CaptureFixture[str]) -> None:
         refused(Outcome(capsys, "bench", "--url", "recs.shop.example"), "is not an HTTP URL")
         refused(Outcome(capsys, "bench", "--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 does not answer")
 
-    def test_others_may_not_come_in_without_keys(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_serving_other_hosts_requires_keys(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         refused(Outcome(capsys, "serve", "--model", model, "--host", "0.0.0.0"), "only on this machine")
 
     def test_no_keys(self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         serve = ("serve", "--model", model, "--data-dir", tmp_path, "--port", 0, "--keys", tmp_path / "keys")
         refused(Outcome(capsys, *serve), "create a key with 'lisarec keys add'")
 
-    def test_no_such_set(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_unknown_data_set(self, capsys: pytest.CaptureFixture[str]) -> None:
         refused(Outcome(capsys, "data", "netflix"), "choose one of: ml-1m, beauty, ml-latest-small")
 
-    def test_a_set_that_is_there_already(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_existing_data_set(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         shown = Outcome(capsys, "data", "ml-1m", "--out", tmp_path)
         assert shown.status == 1
         assert "remove it or choose another directory with --out" in shown.err
         assert "no redistribution" in shown.out
 
-    def test_a_taken_port(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_port_in_use(self, capsys: pytest.CaptureFixture[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             refused(Outcome(capsys, "demo", "--port", taken.getsockname()[1]), "--port 8001")
 
-    def test_a_faulty_program_is_not_hidden(self, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_bugs_show_their_traceback(self, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def broken(*_: object, **__: object) -> None:
             raise AssertionError("a bug")
 
@@ -279,7 +279,7 @@ class TestFailures:
             main(["train", "--data", str(data), "--out", str(tmp_path / "m")])
 
 
-def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(
+def test_conflicting_settings_exit_2_without_showing_passwords(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LISAREC_REDIS_PASSWORD", "sesame-1")
@@ -293,7 +293,7 @@ def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(
     assert "sesame" not in str(refused.value)
 
 
-def test_every_variable_of_the_documents_and_the_compose_file_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_environment_variables_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "Makefile", "docker-compose.yml"))]
     files += [file for file in (ROOT / "docker").rglob("*") if file.is_file()]
     text = "".join(file.read_text() for file in files if file.suffix in ("", ".md", ".yml", ".cfg", ".env"))
@@ -324,13 +324,13 @@ def test_every_variable_of_the_documents_and_the_compose_file_is_known(monkeypat
     ],
     ids=" ".join,
 )
-def test_two_stores_are_one_too_many(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_redis_and_data_dir_together_are_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     shown = Outcome(capsys, *command, "--redis-url", "redis://127.0.0.1:1", "--data-dir", "d")
     assert shown.status == 2
     assert "pass one of --redis-url and --data-dir" in " ".join(shown.err.replace("│", " ").split())
 
 
-def test_a_data_directory_wins_over_a_redis_of_the_environment(
+def test_data_dir_overrides_redis_of_the_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LISAREC_REDIS_URL", "redis://127.0.0.1:1")
@@ -338,7 +338,7 @@ def test_a_data_directory_wins_over_a_redis_of_the_environment(
     assert "lisarec: Redis failed" in Outcome(capsys, "backup", "--out", tmp_path / "f").err
 
 
-def test_a_command_to_try_next_leads_to_the_same_store_and_shows_no_password() -> None:
+def test_a_suggested_command_names_the_store_without_its_password() -> None:
     assert StoreOptions().command("lisarec serve") == "'lisarec serve'"
     assert StoreOptions(data_dir=Path("my shop")).command("lisarec serve") == "'lisarec serve --data-dir 'my shop''"
     assert StoreOptions("redis://db:6379/0").command("lisarec activate june", Path("models")) == (
@@ -351,7 +351,7 @@ def test_a_command_to_try_next_leads_to_the_same_store_and_shows_no_password() -
 @pytest.mark.parametrize(
     ("text", "size"), [("4GiB", 4 << 30), ("512MiB", 512 << 20), ("1.5 gib", 3 << 29), ("4g", 4 << 30), ("2T", 2 << 40)]
 )
-def test_sizes_are_binary_however_they_are_written(text: str, size: int) -> None:
+def test_sizes_are_binary_in_all_notations(text: str, size: int) -> None:
     assert size_in_bytes(text) == size
 
 

@@ -1,4 +1,4 @@
-"""Files with an API key: each command that takes one refuses a faulty one at once, and never shows its content."""
+"""Files with an API key: every command refuses a faulty one at once, without showing its content."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_file_without_exactly_one_key_is_refused(
     assert "secret" not in said
 
 
-def test_the_key_is_read_without_the_spaces_around_it(tmp_path: Path) -> None:
+def test_whitespace_around_the_key_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("lisarec_c6b6fc2026f7_secret\r\n\n")
     assert read_key(tmp_path / "key") == "lisarec_c6b6fc2026f7_secret"
     assert read_key(None) is None

@@ -1,4 +1,4 @@
-"""A password in the URL of a service or of Redis is used, and not printed."""
+"""Passwords in URLs of services and of Redis are used, and never printed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def require_none_of(password: str, printed: str) -> None:
     ],
     ids=str,
 )
-def test_commands_log_in_with_it_and_do_not_print_it(
+def test_commands_use_the_password_without_printing_it(
     command: list[str],
     answer: tuple[int, object],
     code: int,
@@ -102,7 +102,7 @@ def test_commands_log_in_with_it_and_do_not_print_it(
         "//shop:qqw-xxz@127.0.0.1:9",
     ],
 )
-def test_no_error_prints_it(
+def test_errors_do_not_print_the_password(
     command: list[str], url: str, tables: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tables)
@@ -113,7 +113,7 @@ def test_no_error_prints_it(
     require_none_of("qqw/xxz", printed)
 
 
-def test_a_load_without_the_password_is_not_begun(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_test_without_the_password_does_not_start(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     """It would measure refusals."""
     url = place(200, {"items": [{"item_id": "a"}]})
     for address in (url, url.replace("http://", "https://"), "https://127.0.0.1:9"):
@@ -123,7 +123,7 @@ def test_a_load_without_the_password_is_not_begun(place: Place, capsys: pytest.C
         require_none_of(ENCODED, printed)
 
 
-def test_somebody_else_at_the_url_is_named_without_it(
+def test_another_server_at_the_url_is_reported_without_the_password(
     place: Place, tables: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("replay", "--data", tables, "--url", place(200, [])) == 1
@@ -132,7 +132,7 @@ def test_somebody_else_at_the_url_is_named_without_it(
     require_none_of(ENCODED, printed)
 
 
-def test_a_consumer_logs_it_nowhere(place: Place, tmp_path: Path) -> None:
+def test_a_consumer_does_not_log_the_password(place: Place, tmp_path: Path) -> None:
     with mock_brokers() as brokers:
         consumer = consuming(brokers, place(503, {"error": {"code": "overloaded", "message": "busy"}}), tmp_path)
         wait_until(lambda: "retrying: http://127.0.0.1:" in consumer.log(), consumer.log)
@@ -149,7 +149,7 @@ def consuming(brokers: MockBrokers, url: str, directory: Path) -> ConsumerProces
     return ConsumerProcess(directory, brokers.addresses, "events", url)
 
 
-def test_addresses_of_brokers_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_broker_addresses_have_no_password(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["consume"], ["publish", "--positions", "p"]):
         assert run_command(*command, "--topic", "t", "--brokers", "SASL_SSL://shop:qqw-xxz@kafka:9093") == 2
         printed = "".join(capsys.readouterr())
@@ -157,7 +157,7 @@ def test_addresses_of_brokers_have_none(capsys: pytest.CaptureFixture[str]) -> N
         require_none_of("qqw/xxz", printed)
 
 
-def test_an_address_has_it_apart() -> None:
+def test_the_password_is_split_from_the_address() -> None:
     assert ServiceAddress.of("http://shop:s%2Fs@h:1/recs") == ServiceAddress("http://h:1/recs", ("shop", "s/s"))
     assert ServiceAddress.of("http://token@h") == ServiceAddress("http://h", ("token", ""))
     assert ServiceAddress.of("http://h:1/") == ServiceAddress("http://h:1/", None)
@@ -177,6 +177,6 @@ def test_an_address_has_it_apart() -> None:
         ("redis://db/0?password_file=/run/pw", "redis://db/0?password_file=/run/pw"),
     ],
 )
-def test_the_name_of_a_store_has_none(url: str, shown: str) -> None:
+def test_a_store_is_named_without_its_password(url: str, shown: str) -> None:
     assert without_password(url) == shown
     assert StoreSettings(redis_url=url).store_name == f"Redis at {shown}"

@@ -1,4 +1,4 @@
-"""Commands for a tenant that exists: they refuse a name that no service has served."""
+"""Commands for an existing tenant refuse a name that no service has served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of a training that has less to do: they are recorded, and only where they are given."""
+"""Options that reduce the work of a training: they are recorded, and only if given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(*arguments: object) -> None:
     assert run_command(*arguments) == 0
 
 
-def test_less_work_and_going_on_from_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reduced_trainings_and_warm_starts_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, model, warm = tmp_path / "shop", tmp_path / "model", tmp_path / "warm"
     data.mkdir()
     generate(data, shoppers=60)
@@ -50,14 +50,12 @@ def test_less_work_and_going_on_from_a_model(tmp_path: Path, capsys: pytest.Capt
         (["--users-sample", "0"], "users-sample"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conflicting_options_are_refused(options: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("train", "--data", "d", "--out", "m", *options) == 2
     assert hint in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_limits_of_a_round_may_be_in_the_environment(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_environment_may_limit_a_round(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Compose sets all of them, to nothing where there is no limit. Options win."""
     plans: list[RetrainingPlan] = []
 

@@ -1,4 +1,4 @@
-"""Settings of the environment that are misspelt or have a wrong value: a usage error that names the variable."""
+"""Misspelt or invalid settings in the environment: a usage error that names the variable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", [["serve"], ["archive", "--archive-dir", "a"], ["activate", "june"]], ids=" ".join)
-def test_a_misspelt_setting_is_refused_and_the_right_one_named(
+def test_a_misspelt_setting_is_refused_with_the_right_name(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LISAREC_MAX_REQUEST", "1")
@@ -38,7 +38,7 @@ def test_a_misspelt_setting_is_refused_and_the_right_one_named(
         ("TENANTS", "[1]", "write a JSON object"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_the_name_of_its_variable(
+def test_an_invalid_setting_is_refused_with_its_variable(
     name: str, value: str, hint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"LISAREC_{name}", value)
@@ -56,7 +56,7 @@ def test_a_wrong_setting_is_refused_by_the_name_of_its_variable(
         "redis://shop:sesame@[::1/0",
     ],
 )
-def test_a_url_of_redis_that_is_read_otherwise_is_refused_without_a_part_of_its_password(
+def test_an_ambiguous_redis_url_is_refused_without_showing_its_password(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LISAREC_REDIS_URL", url)
@@ -76,11 +76,11 @@ def test_a_url_of_redis_that_is_read_otherwise_is_refused_without_a_part_of_its_
         "unix:///run/redis.sock?db=1",
     ],
 )
-def test_every_other_url_of_redis_is_taken(url: str) -> None:
+def test_other_redis_urls_are_accepted(url: str) -> None:
     assert StoreSettings(redis_url=url).redis_url == url
 
 
-def test_commands_without_a_store_name_the_variable_too(
+def test_commands_without_a_store_name_the_variable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LISAREC_REDIS_URL", "redis:6379")

@@ -1,4 +1,4 @@
-"""Click-through: places come from signed ids that cannot be forged, and counts add up over processes."""
+"""Click-through: positions come from signed recommendation ids, and all processes share the counts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ids_of(secret: bytes = SECRET, tenant: str = "main") -> RecommendationIds:
 
 
 @given(st.lists(ITEM_IDS, max_size=40, unique=True), ITEM_IDS, st.sampled_from(["", "june"]))
-def test_an_id_has_the_places_of_its_list(items: list[str], other: str, experiment: str) -> None:
+def test_an_id_contains_the_positions_of_its_list(items: list[str], other: str, experiment: str) -> None:
     made = ids_of().make(TAG, hash_of(experiment), items)
     assert is_id(made)
     assert len(made) <= 128
@@ -55,7 +55,7 @@ def test_an_id_has_the_places_of_its_list(items: list[str], other: str, experime
         assert ids_of(tenant="shop").place(made, name) is None
 
 
-def test_hashes_of_the_newest_items_are_kept_and_few_others() -> None:
+def test_hashes_are_cached_for_the_newest_items() -> None:
     hashes = _ItemHashes()
     for number in range(2 * MAX_KEPT_HASHES // PLACES):
         items = [f"{number}-{place}" for place in range(PLACES)]
@@ -64,7 +64,7 @@ def test_hashes_of_the_newest_items_are_kept_and_few_others() -> None:
 
 
 @given(st.data())
-def test_a_forged_id_has_no_places(data: st.DataObject) -> None:
+def test_a_forged_id_has_no_positions(data: st.DataObject) -> None:
     made = ids_of().make(TAG, 0, ["a", "b", "c"])
     place = data.draw(st.integers(0, len(made) - 1))
     other = LETTERS.index(made[place]) + data.draw(st.integers(1, len(LETTERS) - 1))
@@ -75,7 +75,7 @@ def test_a_forged_id_has_no_places(data: st.DataObject) -> None:
 
 
 @given(st.text(max_size=130))
-def test_any_text_can_be_read_as_an_id(text: str) -> None:
+def test_any_text_can_be_parsed_as_an_id(text: str) -> None:
     assert ids_of().place(text, "a") is None
 
 
@@ -86,7 +86,7 @@ def stats(client: Client) -> dict[tuple[str, int], tuple[int, dict[str, int]]]:
     return {(one["generation"], one["place"]): (one["shown"], one["events"]) for one in found}
 
 
-def test_events_count_at_the_place_of_their_item(
+def test_events_count_at_the_position_of_their_item(
     start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
 ) -> None:
     """In lists of either process, posted to either, each event once; forged ids and other items count nowhere."""
@@ -141,7 +141,7 @@ def any_client(request: pytest.FixtureRequest, start: Callable[..., Client], tmp
     client.close()
 
 
-def test_what_events_are_worth_adds_up_at_the_place_of_their_item(any_client: Client) -> None:
+def test_values_of_events_add_up_at_the_position_of_their_item(any_client: Client) -> None:
     """Each event once, with what it says; an event without a place, or of a type that is not counted, nowhere."""
     client, rng = any_client, random.Random(0)
     client.request("PUT", "/v1/admin/scenarios/home", json={"k": 4})
@@ -173,7 +173,7 @@ def test_what_events_are_worth_adds_up_at_the_place_of_their_item(any_client: Cl
     assert {one["event_id"]: one for one in logged if "undo" not in one} == {one["event_id"]: one for one in events}
 
 
-def test_no_event_is_worth_more_than_the_service_is_set_to(any_client: Client) -> None:
+def test_values_of_events_are_capped_by_the_settings(any_client: Client) -> None:
     client = any_client
     event = {"user_id": "ada", "item_id": "item-1"}
     assert client.post("/v1/events", json=[event | {"value": one} for one in (0, 50, 49.99)]).json()["accepted"] == 3
@@ -184,7 +184,7 @@ def test_no_event_is_worth_more_than_the_service_is_set_to(any_client: Client) -
     assert len(client.log("ada")) == 3
 
 
-def test_counts_that_cannot_be_flushed_are_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_kept_when_flushing_fails(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.runner.run(client.service.signals.sync())
     listed = client.recommend("ada", k=1)
     event = {"user_id": "ada", "item_id": listed["items"][0]["item_id"], "value": 2.5}
@@ -197,7 +197,7 @@ def test_counts_that_cannot_be_flushed_are_kept(client: Client, monkeypatch: pyt
     assert client.get("/v1/stats").json()["places"][0]["value"] == {"click": 2.5}
 
 
-def test_statistics_of_a_model_end_when_it_is_dropped(any_client: Client) -> None:
+def test_statistics_of_a_dropped_model_are_removed(any_client: Client) -> None:
     client, store = any_client, any_client.service.store
     client.runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
     client.runner.run(store.add_tallies("main", {("shown", "old", "", 1): 5, ("scenario-list", "home", "", "full"): 2}))
@@ -208,7 +208,7 @@ def test_statistics_of_a_model_end_when_it_is_dropped(any_client: Client) -> Non
     assert client.get("/v1/stats").json()["scenarios"][0]["lists"] == 2
 
 
-def test_series_of_a_model_end_when_it_is_dropped(any_client: Client) -> None:
+def test_series_of_a_dropped_model_are_removed(any_client: Client) -> None:
     client, store = any_client, any_client.service.store
     signals = client.service.signals
     client.runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
@@ -229,7 +229,7 @@ def test_series_of_a_model_end_when_it_is_dropped(any_client: Client) -> None:
     assert counted() == {("shown", "tiny")}
 
 
-def test_a_late_event_does_not_bring_a_dropped_model_back(any_client: Client) -> None:
+def test_a_late_event_does_not_restore_a_dropped_model(any_client: Client) -> None:
     client, store = any_client, any_client.service.store
     client.runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
     client.runner.run(client.service.signals.sync())
@@ -243,7 +243,7 @@ def test_a_late_event_does_not_bring_a_dropped_model_back(any_client: Client) ->
     assert stats(client) == {(OTHER, 1): (0, {"click": 1})}
 
 
-def test_statistics_cost_more_the_more_models_there_are_and_no_other_request_waits(
+def test_statistics_are_charged_by_models_and_block_no_other_request(
     start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = list[threading.Thread]()

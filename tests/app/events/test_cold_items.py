@@ -1,4 +1,4 @@
-"""Items that no model has learned: their codes, their recommendations, and the states of their users."""
+"""Cold items: their codes, their recommendations, and the states of their users."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def started(data_dir: Path, models: Path) -> Client:
     return Client(Settings(model_dir=models / "first", models_dir=models, data_dir=data_dir))
 
 
-def test_an_item_is_recommended_once_users_have_chosen_it(client: Client) -> None:
+def test_a_cold_item_is_recommended_after_users_chose_it(client: Client) -> None:
     introduce(client, users=8)
     assert NEW not in everything(client)
     assert client.get("/v1/users/u0").json()["last_item_id"] != NEW
@@ -74,7 +74,7 @@ def test_an_item_is_recommended_once_users_have_chosen_it(client: Client) -> Non
     assert_states_are_folds(client, ["u0", "u1", "u12"])
 
 
-def test_one_user_is_not_many(client: Client) -> None:
+def test_repeated_events_of_one_user_are_not_enough(client: Client) -> None:
     """Evidence counts users: one who chooses an item a hundred times, and again, is one of the ten."""
     introduce(client, users=9)
     for turn in range(60):
@@ -87,7 +87,7 @@ def test_one_user_is_not_many(client: Client) -> None:
     assert client.service.switcher.current.cold_items[NEW].evidence == 10
 
 
-def test_updates_of_a_cold_item_are_followed(client: Client) -> None:
+def test_updates_of_a_cold_item_are_applied(client: Client) -> None:
     introduce(client)
     posted = client.request("PUT", f"/v1/items/{NEW}", json={"title": "New kettle", "categories": ["kettles"]}).json()
     assert posted["known"] is False
@@ -98,7 +98,7 @@ def test_updates_of_a_cold_item_are_followed(client: Client) -> None:
     assert NEW not in everything(client)
 
 
-def test_no_request_waits_for_similarities_again_because_an_item_has_got_codes(client: Client) -> None:
+def test_new_codes_do_not_make_requests_rebuild_similarities(client: Client) -> None:
     before = client.service.switcher.current.engine
     put(client, categories=["tea"])
     assert not client.service.switcher.current.engine.has_similarity  # nobody has needed them
@@ -114,7 +114,7 @@ def test_no_request_waits_for_similarities_again_because_an_item_has_got_codes(c
 class TestByCategories:
     """Cold items that no user has chosen yet."""
 
-    def test_it_is_recommended_as_a_typical_item_of_its_categories(self, client: Client) -> None:
+    def test_codes_come_from_typical_items_of_the_categories(self, client: Client) -> None:
         client.click("u0", "item-1", "item-5")
         shared = {row: len({"tea", "cup"}.intersection(categories_of(row))) for row in range(ITEMS)}
         alike = [row for row in range(ITEMS) if shared[row] == 2]
@@ -145,7 +145,7 @@ class TestByCategories:
         put(client, categories=["cup"])
         assert client.service.switcher.current.cold_items[NEW].evidence == 10
 
-    def test_other_categories_give_other_codes_and_unknown_ones_none(self, client: Client) -> None:
+    def test_categories_determine_codes_and_unknown_ones_give_none(self, client: Client) -> None:
         client.click("u0", "item-1")
         put(client, categories=["kettles"])
         assert NEW not in everything(client)
@@ -178,7 +178,7 @@ class TestByCategories:
         finally:
             client.close()
 
-    def test_replicas_agree_on_its_codes(
+    def test_replicas_agree_on_codes(
         self, start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
     ) -> None:
         one, other = (start(tmp_path, redis_url=redis_server.url) for _ in range(2))
@@ -213,7 +213,7 @@ class TestByCategories:
         assert len({found[name]["score"] for name in names}) > 10
 
 
-def test_codes_outlive_a_restart_and_belong_to_a_generation(tmp_path: Path, models: Path) -> None:
+def test_codes_survive_a_restart_and_belong_to_a_generation(tmp_path: Path, models: Path) -> None:
     client = started(tmp_path, models)
     introduce(client)
     client.click("u0", NEW)
@@ -235,7 +235,7 @@ def test_codes_outlive_a_restart_and_belong_to_a_generation(tmp_path: Path, mode
         client.close()
 
 
-def test_replicas_learn_of_it_at_different_times_and_fold_alike(
+def test_replicas_that_learn_of_codes_at_different_times_fold_alike(
     start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
 ) -> None:
     """One that has not heard of the codes yet answers all the same; states do not depend on who folded what, or when;
@@ -273,7 +273,7 @@ def test_replicas_learn_of_it_at_different_times_and_fold_alike(
 async def _nothing() -> None: ...
 
 
-def test_a_back_up_has_its_codes(client: Client, start: Callable[..., Client], tmp_path: Path) -> None:
+def test_a_backup_contains_the_codes(client: Client, start: Callable[..., Client], tmp_path: Path) -> None:
     introduce(client)
     client.click("u0", NEW)
     before = everything(client)
@@ -295,7 +295,7 @@ def test_a_back_up_has_its_codes(client: Client, start: Callable[..., Client], t
         restored.close()
 
 
-def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Client) -> None:
+def test_codes_are_replaced_only_by_codes_from_more_events(client: Client) -> None:
     introduce(client, users=20)
     serving = client.service.switcher.current
     assert serving.cold_items[NEW].evidence == 10

@@ -1,4 +1,4 @@
-"""Types of events: what the command line says of them is the generation's, and whoever folds or hides goes by it."""
+"""Event types: weights and unseen types of the command line belong to the generation; folding and filters use them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_what_training_was_told_is_how_the_service_folds_and_hides(data: Path, tmp_path: Path) -> None:
+def test_the_service_folds_and_hides_by_the_types_of_the_training(data: Path, tmp_path: Path) -> None:
     model = tmp_path / "models" / "own"
     weight_options = (
         "--event-weight",
@@ -73,7 +73,7 @@ def test_what_training_was_told_is_how_the_service_folds_and_hides(data: Path, t
         client.close()
 
 
-def test_types_are_a_part_of_the_generation(model_dir: Path, tmp_path: Path) -> None:
+def test_event_types_are_part_of_the_generation(model_dir: Path, tmp_path: Path) -> None:
     tags = {model_directory.load(model_dir).tag}
     for name, old, new in (
         ("weights", '"purchase": 2.0', '"purchase": 2.5'),
@@ -90,7 +90,9 @@ def test_types_are_a_part_of_the_generation(model_dir: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("unseen", [(), ("glance",), TYPES])
-def test_an_evaluation_hides_what_the_service_would(data: Path, model_dir: Path, unseen: tuple[str, ...]) -> None:
+def test_an_evaluation_hides_the_same_items_as_the_service(
+    data: Path, model_dir: Path, unseen: tuple[str, ...]
+) -> None:
     config = model_directory.load(model_dir).config.model_copy(
         update={"event_weights": dict.fromkeys(TYPES, 1.0), "unseen_types": unseen}
     )
@@ -118,7 +120,7 @@ def test_an_evaluation_hides_what_the_service_would(data: Path, model_dir: Path,
         ("--unseen", "a b"),
     ],
 )
-def test_what_is_no_type_or_weight_is_refused(
+def test_invalid_types_and_weights_are_refused(
     weight_options: tuple[str, str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("train", "--data", data, "--out", tmp_path / "m", *weight_options) == 2
@@ -126,13 +128,13 @@ def test_what_is_no_type_or_weight_is_refused(
     assert not (tmp_path / "m").exists()
 
 
-def test_a_type_of_the_data_without_a_weight_is_named(data: Path) -> None:
+def test_a_type_without_a_weight_is_named(data: Path) -> None:
     with pytest.raises(DataError, match="--event-weight glance=1"):
         read_interactions(data).weights(EVENT_WEIGHTS)
 
 
 @pytest.mark.slow
-def test_training_on_a_log_leaves_unknown_types_out_and_says_so(
+def test_training_on_a_log_skips_unknown_types_with_a_warning(
     data: Path, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What nobody refused when it was posted must not keep anybody from training."""

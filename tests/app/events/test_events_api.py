@@ -1,4 +1,4 @@
-"""POST /v1/events: what is taken, what is refused, and that nothing is half applied."""
+"""POST /v1/events: what is accepted, what is refused, and that requests are atomic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_event_or_an_array_is_accepted(client: Client) -> None:
     assert [event.item_id for event in client.log("bob")] == ["not-in-the-catalogue"]
 
 
-def test_every_field_is_logged(client: Client) -> None:
+def test_all_fields_are_logged(client: Client) -> None:
     event = {
         "event_id": "e-1",
         "user_id": "ada",
@@ -74,7 +74,7 @@ def test_missing_fields_have_defaults(client: Client) -> None:
         ({"timestamp": 1}, None),
     ],
 )
-def test_an_id_is_known_by_the_uuid_s_time_or_the_client_s(
+def test_deduplication_uses_the_time_of_the_uuid_or_of_the_client(
     client: Client, fields: dict[str, Any], id_time_us: int | None
 ) -> None:
     assert client.post("/v1/events", json={**VALID, **fields}).status_code == 200
@@ -90,7 +90,7 @@ def test_a_resend_is_a_duplicate_and_changes_nothing(client: Client) -> None:
     assert client.get("/v1/users/ada").json() == before
 
 
-def test_the_same_id_of_two_users_is_two_events(client: Client) -> None:
+def test_the_same_id_from_two_users_is_two_events(client: Client) -> None:
     both = [{**VALID, "event_id": "e"}, {**VALID, "event_id": "e", "user_id": "bob"}]
     assert client.post("/v1/events", json=both).json()["accepted"] == 2
 
@@ -196,26 +196,26 @@ def test_an_invalid_event_refuses_the_whole_request(shared_client: Client, event
     assert (shared_client.get("/v1/users/ada").json(), shared_client.log("ada")) == before
 
 
-def test_a_request_has_between_one_and_a_thousand_events(client: Client) -> None:
+def test_a_request_holds_1_to_1000_events(client: Client) -> None:
     assert client.post("/v1/events", json=[]).status_code == 422
     assert client.post("/v1/events", json=[VALID] * (MAX_EVENTS + 1)).status_code == 422
     assert client.get("/v1/users/ada").status_code == 404
     assert client.post("/v1/events", json=[VALID] * MAX_EVENTS).json()["accepted"] == MAX_EVENTS
 
 
-def test_the_first_twenty_faults_are_named(client: Client) -> None:
+def test_only_the_first_20_errors_are_listed(client: Client) -> None:
     events = [{**VALID, "user_id": "not\nvalid"} if n % 2 else VALID for n in range(100)]
     details = client.post("/v1/events", json=events).json()["error"]["details"]
     assert [detail["index"] for detail in details] == list(range(1, 41, 2))
 
 
-def test_of_many_faulty_events_the_first_20_are_named(client: Client) -> None:
+def test_only_the_first_20_invalid_events_are_listed(client: Client) -> None:
     events = [VALID, *({"user_id": "a\x85b", "value": True, "timestamp": "now"} for _ in range(50))]
     details = client.post("/v1/events", json=events).json()["error"]["details"]
     assert [detail["index"] for detail in details] == list(range(1, 21))
 
 
-def test_one_event_may_have_several_faults(client: Client) -> None:
+def test_one_event_may_have_several_errors(client: Client) -> None:
     event = {"user_id": "a\x85b", "value": True, "timestamp": "now"}
     details = client.post("/v1/events", json=[VALID, event]).json()["error"]["details"]
     assert {(detail["index"], detail["field"]) for detail in details} == {
@@ -223,7 +223,7 @@ def test_one_event_may_have_several_faults(client: Client) -> None:
     }
 
 
-def test_types_without_weight_are_logged_and_seen_but_do_not_step(client: Client) -> None:
+def test_events_of_weight_zero_are_logged_and_seen_but_do_not_change_the_state(client: Client) -> None:
     client.click("ada", "item-1")
     before = client.get("/v1/users/ada").json()
     for event_type in ("dislike", "a-type-nobody-heard-of"):
@@ -243,7 +243,7 @@ def test_events_survive_a_restart(start: Callable[..., Client], tmp_path: Path) 
     second.close()
 
 
-def test_events_of_one_request_count_in_its_order_whatever_their_times(client: Client) -> None:
+def test_events_of_a_request_are_applied_in_order_regardless_of_timestamps(client: Client) -> None:
     def events(user_id: str) -> list[dict[str, Any]]:
         return [{"user_id": user_id, "item_id": f"item-{n}", "timestamp": 1_000 + n} for n in (4, 1, 3, 2)]
 
@@ -257,7 +257,7 @@ def test_events_of_one_request_count_in_its_order_whatever_their_times(client: C
     assert not same_items(at_once, by_time)
 
 
-def test_a_closed_store_answers_503_and_says_when_to_come_back(client: Client) -> None:
+def test_a_closed_store_returns_503_with_retry_after(client: Client) -> None:
     client.close_store()
     response = client.post("/v1/events", json=VALID)
     assert response.status_code == 503
@@ -265,7 +265,7 @@ def test_a_closed_store_answers_503_and_says_when_to_come_back(client: Client) -
     assert int(response.headers["retry-after"]) >= 1
 
 
-def test_a_busy_store_is_said_to_be_busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_store_is_reported_as_busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object) -> None:
         raise StorageBusy("8,192 events wait")
 
@@ -275,7 +275,7 @@ def test_a_busy_store_is_said_to_be_busy(client: Client, monkeypatch: pytest.Mon
     assert int(response.headers["retry-after"]) > 0
 
 
-def test_what_was_applied_of_a_request_is_listed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partly_applied_request_lists_the_applied_events(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail_in_part(*_: object) -> None:
         applied = dict.fromkeys([0, 1, 2, 7, *range(100, 1_000, 2)], AppendResult())
         raise PartlyApplied(StorageUnavailable("Redis is full", "memory_full"), applied)

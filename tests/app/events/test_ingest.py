@@ -1,4 +1,4 @@
-"""The quick way through validation takes only what the schema takes, and makes the same of it."""
+"""Fast-path validation of events accepts only what the schema accepts, with the same result."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def named(events: list[Event], bodies: list[Any]) -> list[Event]:
 @example([{"user_id": "a", "item_id": "i", "items": None, "type": "impression"}], False)
 @example([{"user_id": "a", "items": [f"i{n}" for n in range(51)], "type": "impression"}], False)
 @settings(max_examples=200)
-def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies: list[Any], needs_ids: bool) -> None:
+def test_the_fast_path_equals_the_schema(bodies: list[Any], needs_ids: bool) -> None:
     quick = parse_plain_events(bodies, NOW_US, MAX_US, needs_ids=needs_ids)
     if quick is not None:
         schema = by_schema(bodies, needs_ids)
@@ -109,7 +109,7 @@ def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies:
 
 
 @given(st.lists(good | shown, min_size=1, max_size=3), st.booleans())
-def test_the_usual_event_takes_the_quick_way(bodies: list[Any], needs_ids: bool) -> None:
+def test_a_usual_event_takes_the_fast_path(bodies: list[Any], needs_ids: bool) -> None:
     parsed = json.loads(json.dumps(bodies))
     assert (parse_plain_events(parsed, NOW_US, MAX_US, needs_ids=needs_ids) is None) == (
         by_schema(parsed, needs_ids) is None

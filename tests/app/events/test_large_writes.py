@@ -1,4 +1,4 @@
-"""Large writes and corrections: a key has one of each kind at work at a time, and small writes pass them."""
+"""Large writes and corrections: each key runs one of each kind at a time, and small writes overtake them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def events(name: str, count: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/items"])
-def test_large_writes_of_a_key_take_turns_and_small_ones_pass_them(
+def test_large_writes_of_a_key_run_in_turn_and_small_ones_overtake(
     client: Client, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     held, store = Held(), client.service.store
@@ -83,7 +83,7 @@ def test_large_writes_of_a_key_take_turns_and_small_ones_pass_them(
 
 
 @pytest.mark.parametrize("correction", ["erase", "undo", "merge"])
-def test_corrections_of_a_key_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch, correction: str) -> None:
+def test_corrections_of_a_key_run_in_turn(client: Client, monkeypatch: pytest.MonkeyPatch, correction: str) -> None:
     """Each goes through a whole log. A large body of events does not wait for them."""
     held, users = Held(), client.service.users
     correct = getattr(users, correction)
@@ -115,7 +115,7 @@ def test_corrections_of_a_key_take_turns(client: Client, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/items"])
 @pytest.mark.parametrize("size", ["many", "long"])
-def test_a_key_s_large_bodies_wait_for_their_turns_unparsed(
+def test_large_bodies_wait_for_their_turn_unparsed(
     client: Client, monkeypatch: pytest.MonkeyPatch, path: str, size: str
 ) -> None:
     """The garbage collector stops every thread while it goes through parsed bodies."""
@@ -149,7 +149,7 @@ def test_a_key_s_large_bodies_wait_for_their_turns_unparsed(
     client.runner.run(law())
 
 
-def test_a_large_write_that_fails_leaves_the_turn_to_the_next(client: Client) -> None:
+def test_a_failed_large_write_releases_its_turn(client: Client) -> None:
     async def law() -> None:
         wrong = [*events("wrong", LARGE), {"user_id": "ada"}]
         bodies = [wrong, events("right", LARGE), wrong, events("right", LARGE)]
@@ -183,7 +183,7 @@ def test_many_events_and_items_are_validated_off_the_event_loop(
     assert [name == own for name in threads] == [False, True] * 2
 
 
-def test_others_have_turns_while_many_events_are_learned_from(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_requests_run_while_many_events_are_processed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     turns, counted = 0, list[tuple[int, int]]()
 
     async def others() -> None:

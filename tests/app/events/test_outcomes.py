@@ -1,4 +1,4 @@
-"""What becomes of events, and that each is counted once: answers, metrics, trends and click-through."""
+"""Outcomes of events, each counted once: responses, metrics, trends and click-through."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def outcomes(client: Client) -> dict[str, int]:
 class TestPartlyApplied:
     """A Redis that cannot take the events of one partition."""
 
-    def test_every_event_is_counted_once_when_all_are_sent_again(
+    def test_retried_events_are_counted_once(
         self, start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
     ) -> None:
         """To another process, too."""
@@ -151,9 +151,9 @@ def open_pages(
             client.close()
 
 
-class TestPagesPostOnItemsThatTheShopHas:
+class TestBrowserKeysPostOnlyKnownItems:
     @pytest.mark.parametrize("has_model", [True, False])
-    def test_invented_items_reach_nobody(
+    def test_events_on_unknown_items_affect_no_other_user(
         self, open_pages: Callable[..., Pages], model_dir: Path, *, has_model: bool
     ) -> None:
         """Two requests, of users who have used items of the shop and then five that do not exist."""
@@ -168,7 +168,7 @@ class TestPagesPostOnItemsThatTheShopHas:
         text = pages.call("GET", "/metrics").text
         assert f'outcome="refused"}} {75 if has_model else 105}.0' in text
 
-    def test_items_that_the_shop_puts_are_taken_from_then_on_by_every_process(
+    def test_items_of_the_shop_are_accepted_by_every_process(
         self, open_pages: Callable[..., Pages], model_dir: Path
     ) -> None:
         pages = open_pages(model_dir, processes=2)
@@ -180,7 +180,7 @@ class TestPagesPostOnItemsThatTheShopHas:
         assert pages.post("page", events, process=0) == NOTHING | {"duplicates": 3, "refused": 1}
         assert [event.item_id for event in pages.clients[0].log("ada")] == ["item-1", "item-2", "new-1"]
 
-    def test_a_backend_may_post_any_item_and_pages_follow_once_it_is_shown(
+    def test_a_server_key_may_post_any_item_and_browsers_follow_once_it_is_shown(
         self, open_pages: Callable[..., Pages]
     ) -> None:
         pages = open_pages(None, processes=2)

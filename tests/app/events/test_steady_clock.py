@@ -1,4 +1,4 @@
-"""Events get times that a clock which is set wrong for seconds does not change."""
+"""Times of events do not change while the system clock is wrong for seconds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Machine:
 
 
 @given(SETTINGS)
-def test_it_follows_what_stands_and_nothing_else(settings: list[Setting]) -> None:
+def test_the_steady_clock_follows_only_lasting_changes(settings: list[Setting]) -> None:
     """Read every second: it shows the setting that it follows, and takes up another one that has stood long enough."""
     with pytest.MonkeyPatch.context() as patch:
         machine = Machine(patch)
@@ -67,7 +67,7 @@ def test_it_follows_what_stands_and_nothing_else(settings: list[Setting]) -> Non
 
 
 @pytest.mark.parametrize("years", [1, -50])
-def test_no_event_is_late_because_of_a_clock_that_was_wrong(
+def test_a_clock_error_of_seconds_makes_no_event_late(
     client: Client, monkeypatch: pytest.MonkeyPatch, years: int
 ) -> None:
     """One that was a year ahead would make all later events of the user late, for a year."""

@@ -1,4 +1,4 @@
-"""Undo and merge over HTTP, and what a model trained on the archive sees of them."""
+"""Undo and merge over HTTP, and their effect on a model that is trained on the archive."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def assert_history_is(client: Client, user_id: str, *rows: int) -> None:
     assert user["recent_items"] == [item_id(row) for row in dict.fromkeys(rows[::-1])]
 
 
-def test_an_undone_event_never_was_and_its_id_stays_known(any_client: Client) -> None:
+def test_an_undone_event_leaves_no_trace_except_its_id(any_client: Client) -> None:
     post(any_client, "ada", 1, 2, 3, 4)
     for changed in (True, False):
         response = undo(any_client, "ada", "e2")
@@ -99,7 +99,7 @@ def test_an_undone_event_never_was_and_its_id_stays_known(any_client: Client) ->
     assert [entry.get("event_id") or entry["undo"] for entry in log] == ["e1", "e2", "e3", "e4", "e2", "e4"]
 
 
-def test_what_is_not_there_cannot_be_undone(any_client: Client) -> None:
+def test_undoing_an_unknown_event_returns_404(any_client: Client) -> None:
     post(any_client, "ada", 1)
     for user_id, event_id in (("ada", "e2"), ("bob", "e1")):
         response = undo(any_client, user_id, event_id)
@@ -109,14 +109,14 @@ def test_what_is_not_there_cannot_be_undone(any_client: Client) -> None:
     assert_history_is(any_client, "ada", 1)
 
 
-def test_who_undid_everything_gets_popular_items(any_client: Client) -> None:
+def test_a_user_without_remaining_events_gets_popular_items(any_client: Client) -> None:
     post(any_client, "ada", 1)
     undo(any_client, "ada", "e1")
     assert any_client.get("/v1/users/ada").json()["event_count"] == 0
     assert any_client.recommend("ada")["source"] == "popular"
 
 
-def test_a_visitor_becomes_the_user_with_all_that_was_and_will_be(any_client: Client) -> None:
+def test_a_merge_moves_past_and_future_events_to_the_user(any_client: Client) -> None:
     post(any_client, "ada", 1, 2)
     post(any_client, "visitor", 2, 3, 4)
     undo(any_client, "visitor", "e3")
@@ -156,7 +156,7 @@ def test_a_visitor_becomes_the_user_with_all_that_was_and_will_be(any_client: Cl
         assert any_client.get(f"/v1/users/{user_id}").status_code == 404
 
 
-def test_merges_that_contradict_each_other_are_refused(any_client: Client) -> None:
+def test_contradicting_merges_are_refused(any_client: Client) -> None:
     post(any_client, "a", 1)
     post(any_client, "b", 2)
     assert merge(any_client, "b", "a").status_code == 200
@@ -173,12 +173,12 @@ def test_merges_that_contradict_each_other_are_refused(any_client: Client) -> No
 
 
 @pytest.mark.parametrize("body", [{"from": "ada"}, {"from": 7}, {"from": "a\x85"}, {}, [], {"from": "b", "to": "c"}, 5])
-def test_a_merge_that_makes_no_sense_is_refused(shared_client: Client, body: object) -> None:
+def test_invalid_merges_are_refused(shared_client: Client, body: object) -> None:
     response = shared_client.post("/v1/users/ada/merge", json=body)
     assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request")
 
 
-def test_archived_events_are_undone_and_merged_and_training_sees_what_counts(any_client: Client) -> None:
+def test_training_respects_undos_and_merges_of_archived_events(any_client: Client) -> None:
     post(any_client, "ada", 1, 2, 3)
     post(any_client, "visitor", 4, 5)
     post(any_client, "bob", 6, 7)
@@ -207,13 +207,13 @@ def test_archived_events_are_undone_and_merged_and_training_sees_what_counts(any
     assert read_interactions(directory).user_ids == ["bob"]
 
 
-def test_a_lost_store_is_503(client: Client) -> None:
+def test_an_unavailable_store_returns_503(client: Client) -> None:
     client.close_store()
     for response in (undo(client, "ada", "e1"), merge(client, "ada", "visitor")):
         assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_unavailable")
 
 
-def test_a_backup_of_one_store_fills_another_by_the_command_line(
+def test_a_backup_is_restored_into_another_store_by_commands(
     any_client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     post(any_client, "ada", 1, 2, 3)

@@ -1,4 +1,4 @@
-"""GET /v1/users/{user_id}: the state, for people to read."""
+"""GET /v1/users/{user_id} and /events: the state for people to read, and the exported log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.app.conftest import SHAPE, Client, item_id
 from tests.storage.redis.servers import RedisServer
 
 
-def test_the_histogram_is_that_of_the_whole_history(client: Client, model_dir: Path) -> None:
+def test_the_histogram_covers_the_whole_history(client: Client, model_dir: Path) -> None:
     rows = [(7 * n) % 50 for n in range(300)]  # at the rate 0.8, decay has to be made up for several times
     client.click("ada", *map(item_id, rows))
     user = client.get("/v1/users/ada").json()
@@ -36,22 +36,20 @@ def test_a_user_without_events_is_not_found(client: Client) -> None:
     assert client.get("/v1/users/nobody").status_code == 404  # asking for recommendations makes nobody known
 
 
-def test_a_user_who_never_stepped_has_an_empty_state(client: Client) -> None:
+def test_a_user_with_only_weightless_events_has_an_empty_state(client: Client) -> None:
     client.post("/v1/events", json={"user_id": "ada", "item_id": "not-in-the-catalogue"})
     user = client.get("/v1/users/ada").json()
     assert (user["event_count"], user["last_item_id"], user["recent_items"]) == (1, None, [])
     assert not np.any(user["histogram"])
 
 
-def test_a_lost_store_is_503(client: Client) -> None:
+def test_an_unavailable_store_returns_503(client: Client) -> None:
     client.close_store()
     response = client.get("/v1/users/ada")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_unavailable")
 
 
-def test_the_log_is_exported_in_pages_and_can_be_posted_again(
-    client: Client, start: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_the_exported_log_can_be_posted_again(client: Client, start: Callable[..., Client], tmp_path: Path) -> None:
     events = [
         {
             "event_id": f"e{n}",
@@ -82,13 +80,13 @@ def test_the_log_is_exported_in_pages_and_can_be_posted_again(
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "after=-1", "after=x", "after=99999999999999999999", "k=1"])
-def test_a_page_that_makes_no_sense_is_refused(client: Client, query: str) -> None:
+def test_invalid_pages_are_refused(client: Client, query: str) -> None:
     response = client.get(f"/v1/users/ada/events?{query}")
     assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request")
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_a_log_without_events_is_not_found_and_a_page_behind_the_last_one_is_empty(
+def test_an_empty_log_is_not_found_and_a_page_past_the_end_is_empty(
     kind: str, start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
 ) -> None:
     client = start(tmp_path, redis_url=redis_server.url if kind == "redis" else None)
@@ -104,7 +102,7 @@ def test_a_log_without_events_is_not_found_and_a_page_behind_the_last_one_is_emp
         client.close()
 
 
-def test_an_erased_user_is_unknown_and_may_come_back(client: Client) -> None:
+def test_an_erased_user_is_unknown_and_may_return(client: Client) -> None:
     client.click("ada", item_id(1), item_id(2))
     client.click("bob", item_id(3))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Laws of a user's life over HTTP, on both stores: what was corrected leaves no trace in state, log or recommendations.
+"""Undo, merge and erasure over HTTP on both stores: corrections leave no trace in state, log or recommendations.
 
 Each law compares two users of one service, of whom one has lived what the law says and the other never needed to. Items
 without a model's codes are among theirs, some events of them with codes and some before there were any.
@@ -150,7 +150,7 @@ def test_an_erased_user_equals_one_who_never_came(
         assert log_of(service, name) == log_of(service, other)
 
 
-def test_these_lives_step_on_items_that_no_model_knows(service: Client) -> None:
+def test_the_generated_users_have_events_on_cold_items(service: Client) -> None:
     """Or the laws would say nothing of them."""
     user = fresh()
     live(service, user, [("new-1", "click", 0), ("new-2", "click", 1)])

@@ -1,4 +1,4 @@
-"""Properties of users over HTTP: merged, erased and backed up with the user, counted, and never written elsewhere."""
+"""Properties of users over HTTP: merged, erased, backed up, counted against quotas, and never written elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def known(client: Client, user_id: str) -> object:
     return answer["properties"]
 
 
-def test_they_are_put_read_taken_away_merged_and_erased(client: Client) -> None:
+def test_properties_are_set_read_removed_merged_and_erased(client: Client) -> None:
     assert known(client, "ada") == {}
     assert put(client, "ada", age=30, city="Ulm", member=True).json() == {
         "user_id": "ada",
@@ -44,7 +44,7 @@ def test_they_are_put_read_taken_away_merged_and_erased(client: Client) -> None:
     assert client.get("/v1/admin/properties").json() == {"items": {}, "users": held}
 
 
-def test_types_are_apart_from_those_of_items(client: Client) -> None:
+def test_types_are_separate_from_those_of_items(client: Client) -> None:
     client.request("PUT", "/v1/items/cup", json={"properties": {"size": "L"}})
     assert put(client, "ada", size=1).status_code == 200
     answer = put(client, "ada", size="L", fine=1)
@@ -58,7 +58,9 @@ def test_types_are_apart_from_those_of_items(client: Client) -> None:
         assert answer.status_code == 422, body
 
 
-def test_nothing_of_them_is_in_logs_metrics_or_others_answers(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_properties_appear_in_no_logs_metrics_or_other_responses(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG):
         put(client, "ada", secret=SECRET)
         put(client, "ada", secret=[SECRET])
@@ -68,7 +70,7 @@ def test_nothing_of_them_is_in_logs_metrics_or_others_answers(client: Client, ca
         assert SECRET not in client.get(path).text
 
 
-def test_they_cost_and_new_users_count(tmp_path: Path) -> None:
+def test_puts_are_charged_and_count_new_users(tmp_path: Path) -> None:
     write_model(tmp_path / "model", 0)
     text, key = make("main", ["users:admin"], requests_per_minute=100)
     add(tmp_path / "keys", key)

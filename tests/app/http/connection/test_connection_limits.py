@@ -1,4 +1,4 @@
-"""What one connection may have of a process, and what many idle ones may: memory, time, and the answer to a refusal."""
+"""Limits of connections: memory and time of each, the number of idle ones, and the delivery of refusals."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Peak(threading.Thread):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_no_connection_takes_much_memory_or_time(server: Process, key: tuple[str, Path], name: str) -> None:
+def test_a_connection_is_bounded_in_memory_and_time(server: Process, key: tuple[str, Path], name: str) -> None:
     attack = ATTACKS[name]
     headers = f"Authorization: Bearer {key[0]}\r\n".encode() if attack.is_authorised else b""
     httpx.get(f"{server.url}/v1/items/popular", headers=bearer(key[0]))  # what a first request allocates is there
@@ -166,7 +166,7 @@ def test_no_connection_takes_much_memory_or_time(server: Process, key: tuple[str
 
 
 @pytest.mark.parametrize("waiting", [MAX_PIPELINED, MAX_PIPELINED + 1])
-def test_so_many_requests_wait_for_an_answer_and_no_more(server: Process, waiting: int) -> None:
+def test_pipelined_requests_are_limited(server: Process, waiting: int) -> None:
     """One is at work meanwhile. Every one is answered in order, and only then the refusal comes."""
     targets = [f"/v1/model?n={n}" for n in range(1 + waiting)]
     with socket.create_connection(server.address, timeout=PATIENCE_S) as connection:
@@ -187,7 +187,7 @@ def test_so_many_requests_wait_for_an_answer_and_no_more(server: Process, waitin
 @pytest.mark.parametrize("target", ["http://[", "http:///", "http://x:99999/"])
 @pytest.mark.parametrize("before", [[], ["/healthz"], ["/v1/users/u/recommendations"]])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_target_that_is_no_url_is_refused_after_the_answers_that_are_owed(
+def test_an_invalid_target_is_refused_after_pending_responses(
     server: Process, key: tuple[str, Path], target: str, before: list[str], at_once: bool
 ) -> None:
     *first, last = [
@@ -205,7 +205,7 @@ def test_a_target_that_is_no_url_is_refused_after_the_answers_that_are_owed(
     assert b'"not_http"' in answers
 
 
-def test_a_head_has_a_limited_number_of_headers(server: Process) -> None:
+def test_the_number_of_headers_is_limited(server: Process) -> None:
     def status(headers: int) -> int:
         names = {f"x-{n}": "y" for n in range(headers)}
         with closing(http.client.HTTPConnection(*server.address, timeout=PATIENCE_S)) as connection:
@@ -218,7 +218,7 @@ def test_a_head_has_a_limited_number_of_headers(server: Process) -> None:
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
 @pytest.mark.parametrize("is_declared", [True, False])
 @pytest.mark.parametrize(("size", "with_key", "status"), [(30 * MEBIBYTE, True, 413), (MEBIBYTE, False, 401)])
-def test_who_reads_nothing_before_everything_is_sent_gets_the_refusal(
+def test_a_client_that_reads_only_after_sending_gets_the_refusal(
     server: Process, key: tuple[str, Path], size: int, with_key: bool, status: int, is_declared: bool, connection: str
 ) -> None:
     headers = {"Connection": connection, **(bearer(key[0]) if with_key else {})}
@@ -232,7 +232,7 @@ def test_who_reads_nothing_before_everything_is_sent_gets_the_refusal(
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_connections_that_only_wait_shut_nobody_out(server: Process, key: tuple[str, Path], before: int) -> None:
+def test_idle_connections_do_not_lock_out_others(server: Process, key: tuple[str, Path], before: int) -> None:
     """They make room for new ones; one whose body is late does not while others are idle, whatever came before it."""
     slow = b'{"user_id": "ada", "history": []}'
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key[0]}\r\n".encode()
@@ -263,7 +263,7 @@ def test_connections_that_only_wait_shut_nobody_out(server: Process, key: tuple[
 
 
 @pytest.mark.parametrize("is_pipelined", [False, True])
-def test_bodies_that_never_come_shut_nobody_out(server: Process, key: tuple[str, Path], is_pipelined: bool) -> None:
+def test_missing_bodies_do_not_lock_out_others(server: Process, key: tuple[str, Path], is_pipelined: bool) -> None:
     """The longest late ones make room where no connection is idle; a request whose body comes at last is answered."""
     body = b'{"user_id": "ada", "history": []}'
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key[0]}\r\n".encode()

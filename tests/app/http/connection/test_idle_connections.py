@@ -1,4 +1,4 @@
-"""Connections between their requests: how long they stay, what remains of a request, and which process takes them."""
+"""Idle connections: how long they stay, what they keep in memory, and how processes share new ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def known(shared_client: Client) -> Client:
 
 
 @pytest.mark.parametrize("path", [PATH.format("ada"), "/healthz"])
-def test_a_connection_ends_when_it_has_been_idle_for_long(known: Client, path: str) -> None:
+def test_a_long_idle_connection_is_closed(known: Client, path: str) -> None:
     async def ask_twice_and_wait() -> None:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             for _ in range(2):
@@ -46,7 +46,7 @@ def test_a_connection_ends_when_it_has_been_idle_for_long(known: Client, path: s
     assert server.state.total_requests == 2
 
 
-def test_an_idle_connection_ends_by_itself(known: Client) -> None:
+def test_an_idle_connection_closes_without_other_traffic(known: Client) -> None:
     async def ask_and_wait() -> None:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             writer.write(request(PATH.format("ada")))
@@ -71,7 +71,7 @@ def test_a_body_that_comes_after_the_response_does_not_keep_a_connection_open(kn
     assert known.runner.run(answer_early()) == b""
 
 
-def test_an_answered_request_leaves_nothing_for_the_garbage_collector(known: Client) -> None:
+def test_an_answered_request_creates_no_reference_cycles(known: Client) -> None:
     async def ask() -> None:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             for _ in range(20):
@@ -90,7 +90,7 @@ def test_an_answered_request_leaves_nothing_for_the_garbage_collector(known: Cli
     assert len(kept) <= 2  # of the last request
 
 
-def test_several_processes_yield_to_each_other_for_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_yield_to_each_other_before_accepting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that is awake would take all of a client's connections."""
     slept: list[float] = []
     monkeypatch.setattr(protocol, "LimitedHttpProtocol", lambda **_: None)
@@ -102,7 +102,7 @@ def test_several_processes_yield_to_each_other_for_every_connection(monkeypatch:
     assert 0 < slept[0] < 1e-3
 
 
-def test_a_connection_makes_no_room_while_the_response_to_a_whole_request_is_owed(
+def test_a_connection_with_a_pending_response_is_not_closed_to_make_room(
     known: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, owed = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Heads of requests as RFC 9112 wants them: what a server must refuse is refused, by the fast path and by the app."""
+"""Request heads by RFC 9112: the fast path and the app refuse what a server must refuse."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def last_response(server: Server, sent: bytes) -> tuple[bytes, bytes]:
 
 @pytest.mark.parametrize("head", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_what_a_server_must_refuse_is_refused(known: Client, head: str, target: str) -> None:
+def test_invalid_heads_are_refused(known: Client, head: str, target: str) -> None:
     server = Server(known)
     answer, body = known.runner.run(last_response(server, head.format(target).encode("latin-1")))
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -70,14 +70,14 @@ def test_what_a_server_must_refuse_is_refused(known: Client, head: str, target: 
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_every_form_of_a_host_is_taken(known: Client, host: str, target: str) -> None:
+def test_every_valid_host_is_accepted(known: Client, host: str, target: str) -> None:
     sent = request(target).replace(b"Host: x", f"Host: {host}".encode())
     ((status, _, _),) = known.runner.run(Server(known).exchange(sent))
     assert status == 200
 
 
 @pytest.mark.parametrize("encoding", ["chunked", "Chunked", "chunked  "])
-def test_every_form_of_the_one_encoding_is_taken(known: Client, encoding: str) -> None:
+def test_every_spelling_of_chunked_is_accepted(known: Client, encoding: str) -> None:
     body = json.dumps({"user_id": "ada"}).encode()
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: {encoding}\r\n\r\n"
     ((status, _, _),) = known.runner.run(
@@ -86,7 +86,7 @@ def test_every_form_of_the_one_encoding_is_taken(known: Client, encoding: str) -
     assert status == 200
 
 
-def test_old_clients_need_no_host_and_get_no_interim_response(known: Client) -> None:
+def test_http_1_0_needs_no_host_and_gets_no_interim_response(known: Client) -> None:
     async def first(sent: bytes) -> Answer:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             writer.write(sent)
@@ -106,14 +106,14 @@ def test_old_clients_need_no_host_and_get_no_interim_response(known: Client) -> 
         b"HEAD /" + b"x" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
-def test_a_refused_head_request_gets_no_body(known: Client, sent: bytes) -> None:
+def test_a_refused_head_method_gets_no_body(known: Client, sent: bytes) -> None:
     head, body = known.runner.run(last_response(Server(known), sent))
     assert head.startswith(b"HTTP/1.1 4")
     assert b"\r\ncontent-length: " in head
     assert body == b""
 
 
-def test_a_refusal_without_method_has_a_body(known: Client) -> None:
+def test_a_refusal_without_a_method_has_a_body(known: Client) -> None:
     async def after_a_head() -> bytes:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             writer.write(b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -1,4 +1,4 @@
-"""HTTPS of the service itself: what holds for plain connections holds for these, and for their handshakes."""
+"""HTTPS of the service itself: the limits of plain connections also apply to TLS and its handshakes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def received(connection: socket.socket) -> bytes:
     return answer
 
 
-def test_users_are_served_by_tls_and_without_it_nobody(server: Process, certificate: Path) -> None:
+def test_requests_are_served_over_tls_only(server: Process, certificate: Path) -> None:
     assert server.url.startswith("https://")
     with httpx.Client(base_url=server.url, verify=trusting(certificate)) as client:
         assert client.post("/v1/events", json={"user_id": "ada", "item_id": "item-1"}).status_code == 200
@@ -94,7 +94,7 @@ def test_users_are_served_by_tls_and_without_it_nobody(server: Process, certific
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_who_reads_nothing_before_everything_is_sent_gets_the_413(
+def test_a_client_that_reads_only_after_sending_gets_the_413(
     server: Process, certificate: Path, is_declared: bool
 ) -> None:
     chunks = [b" " * 65_536] * 480
@@ -106,7 +106,7 @@ def test_who_reads_nothing_before_everything_is_sent_gets_the_413(
         client.close()
 
 
-def test_answers_come_in_order_and_the_refusal_last(server: Process, certificate: Path) -> None:
+def test_responses_come_in_order_and_the_refusal_last(server: Process, certificate: Path) -> None:
     requests = b"GET /v1/model HTTP/1.1\r\nHost: x\r\n\r\n" * (2 + MAX_PIPELINED)
     with connect(server, certificate) as connection:
         connection.sendall(requests)
@@ -118,7 +118,7 @@ def test_answers_come_in_order_and_the_refusal_last(server: Process, certificate
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * (1 + MAX_PIPELINED) + [b"400"]
 
 
-def test_a_slow_reader_gets_all_before_the_connection_closes(server: Process, certificate: Path) -> None:
+def test_a_slow_reader_gets_everything_before_the_connection_closes(server: Process, certificate: Path) -> None:
     request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
     with connect(server, certificate, receive_bytes=4_096) as connection:
         connection.sendall(request * (MAX_PIPELINED - 1) + request.replace(b"Host", b"Connection: close\r\nHost"))
@@ -129,14 +129,16 @@ def test_a_slow_reader_gets_all_before_the_connection_closes(server: Process, ce
     assert len(answers) == sum(lengths) + sum(map(len, heads))
 
 
-def test_a_head_without_end_is_refused(server: Process, certificate: Path) -> None:
+def test_an_endless_head_is_refused(server: Process, certificate: Path) -> None:
     with connect(server, certificate) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
         assert connection.recv(65_536).startswith(b"HTTP/1.1 431")
 
 
 @pytest.mark.parametrize("begin", [b"", HELLO_BEGUN])
-def test_connections_that_shake_no_hands_shut_nobody_out(server: Process, certificate: Path, begin: bytes) -> None:
+def test_connections_without_a_handshake_do_not_lock_out_others(
+    server: Process, certificate: Path, begin: bytes
+) -> None:
     """They make room for new ones, like those that send no request; one whose request is at work does not."""
     with ExitStack() as stack:
         at_work = stack.enter_context(connect(server, certificate))
@@ -158,7 +160,7 @@ def open_connections(server: Process) -> int:
 
 
 @pytest.mark.parametrize("begin", [b"", HELLO_BEGUN])
-def test_a_handshake_has_the_time_of_a_head(launch: Callable[..., Process], certificate: Path, begin: bytes) -> None:
+def test_a_handshake_has_the_timeout_of_a_head(launch: Callable[..., Process], certificate: Path, begin: bytes) -> None:
     process, begin_s = launch(head_timeout_s=0.5, **tls(certificate)), time.monotonic()
     with socket.create_connection(process.address, timeout=PATIENCE_S) as connection:
         connection.sendall(begin)
@@ -166,7 +168,7 @@ def test_a_handshake_has_the_time_of_a_head(launch: Callable[..., Process], cert
     assert time.monotonic() - begin_s < 50  # asyncio's own limit is 60 s
 
 
-def test_a_head_has_the_time_that_the_handshake_leaves(launch: Callable[..., Process], certificate: Path) -> None:
+def test_handshake_and_head_share_one_timeout(launch: Callable[..., Process], certificate: Path) -> None:
     process = launch(head_timeout_s=4.0, **tls(certificate))
     with connect(process, certificate) as connection:
         connection.sendall(b"GET")
@@ -195,7 +197,7 @@ class Slow(asyncio.Protocol):
         self.told.append("resume")
 
 
-def test_an_answer_that_is_not_read_pauses_the_protocol_as_without_tls(certificate: Path) -> None:
+def test_an_unread_response_pauses_the_protocol(certificate: Path) -> None:
     """So the time for the client to read it begins."""
 
     async def answered() -> None:
@@ -219,7 +221,7 @@ def test_an_answer_that_is_not_read_pauses_the_protocol_as_without_tls(certifica
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_answers_what_was_accepted_and_waits_for_nobody_else(
+def test_sigterm_answers_accepted_requests_and_waits_for_no_others(
     launch: Callable[..., Process], certificate: Path, workers: int
 ) -> None:
     limits = {"drain_s": 0, "shutdown_timeout_s": 600, "body_timeout_s": PATIENCE_S, "head_timeout_s": PATIENCE_S}
@@ -246,7 +248,7 @@ def test_sigterm_answers_what_was_accepted_and_waits_for_nobody_else(
 
 
 @pytest.mark.parametrize(("given", "missing"), [("certificate", "key"), ("key", "certificate")])
-def test_a_certificate_needs_a_key_and_a_key_a_certificate(tmp_path: Path, given: str, missing: str) -> None:
+def test_certificate_and_key_require_each_other(tmp_path: Path, given: str, missing: str) -> None:
     settings: dict[str, Any] = {f"tls_{given}": tmp_path / "file"}
     with pytest.raises(ValueError, match=f"--tls-{given} needs --tls-{missing}; pass both or none"):
         Settings(**settings)
@@ -261,7 +263,7 @@ def test_a_certificate_needs_a_key_and_a_key_a_certificate(tmp_path: Path, given
         ("encrypted", "the key must have no passphrase"),
     ],
 )
-def test_a_certificate_that_cannot_be_used_is_named_at_the_start(
+def test_an_unusable_certificate_is_named_at_startup(
     model_dir: Path, certificate: Path, tmp_path: Path, problem: str, message: str
 ) -> None:
     own, key = tmp_path / "cert.pem", certificate.with_name("key.pem")

@@ -1,4 +1,4 @@
-"""Requests that ask for another protocol are answered over HTTP/1.1, as clients of HTTP/2 send them without TLS."""
+"""Upgrade requests, as HTTP/2 clients send them without TLS, are answered over HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def known(shared_client: Client) -> Client:
 
 @pytest.mark.parametrize("upgrade", UPGRADES.values(), ids=UPGRADES)
 @pytest.mark.parametrize("size", [1, 9, 10_000])
-def test_its_body_is_read(known: Client, upgrade: list[str], size: int) -> None:
+def test_the_body_is_read(known: Client, upgrade: list[str], size: int) -> None:
     sent = post(event(f"{upgrade} {size}"), *upgrade) + NEXT
     parts = [sent[n : n + size] for n in range(0, len(sent), size)]
     (status, _, body), after = known.runner.run(Server(known).exchange(*parts, answers=2))
@@ -38,7 +38,7 @@ def test_its_body_is_read(known: Client, upgrade: list[str], size: int) -> None:
 
 
 @pytest.mark.parametrize("lines", [0, 60_000])
-def test_its_body_is_never_a_request(known: Client, lines: int) -> None:
+def test_the_body_is_never_parsed_as_a_request(known: Client, lines: int) -> None:
     """A proxy would take the answer for that to the request of another client."""
     server = Server(known)
     head, body = post(b"\r\n" * lines + request("/readyz"), *UPGRADES["HTTP/2"]).split(b"\r\n\r\n", 1)
@@ -48,7 +48,7 @@ def test_its_body_is_never_a_request(known: Client, lines: int) -> None:
     assert server.for_app == ["/v1/events", "/healthz"]
 
 
-def test_a_body_in_chunks_is_read(known: Client) -> None:
+def test_a_chunked_body_is_read(known: Client) -> None:
     content = json.dumps(event("in chunks")).encode()
     head = request("/v1/events", "Transfer-Encoding: chunked", *UPGRADES["HTTP/2"]).replace(b"GET", b"POST")
     sent = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
@@ -63,7 +63,7 @@ def test_the_last_request_of_a_connection_is_answered(known: Client, last: dict[
     assert (status, headers["connection"]) == (200, "close")
 
 
-def test_as_many_may_wait_as_other_requests(known: Client) -> None:
+def test_upgrade_requests_share_the_limit_of_pipelined_requests(known: Client) -> None:
     sent = request("/healthz", *UPGRADES["HTTP/2"]) * 20
     answers = known.runner.run(Server(known).exchange(sent, answers=18))
     assert [status for status, _, _ in answers] == [200] * 17 + [400]
@@ -71,7 +71,7 @@ def test_as_many_may_wait_as_other_requests(known: Client) -> None:
 
 
 @pytest.mark.parametrize("target", [b"service:1", b"a://service/healthz"])
-def test_there_is_no_tunnel(known: Client, target: bytes) -> None:
+def test_connect_is_refused(known: Client, target: bytes) -> None:
     sent = b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n" + NEXT
     ((status, headers, _),) = known.runner.run(Server(known).exchange(sent))
     assert (status, headers["connection"]) == (400, "close")
