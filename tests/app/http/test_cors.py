@@ -1,4 +1,4 @@
-"""Pages of other origins, where there are no keys."""
+"""CORS without keys: pages of other origins get no access."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TestWithoutKeys:
             {"host": "[::1", "origin": "http://evil.example"},
         ],
     )
-    def test_pages_of_others_may_do_nothing(self, shared_client: Client, headers: dict[str, str]) -> None:
+    def test_pages_of_other_origins_get_no_access(self, shared_client: Client, headers: dict[str, str]) -> None:
         assert_refused(shared_client.post("/v1/events", json=dict(self.EVENT), headers=headers), 403)
         assert_refused(shared_client.get("/v1/users/rebound", headers=headers), 403)
         assert_refused(shared_client.post("/v1/admin/generations/tiny/activate", headers=headers), 403)
@@ -44,17 +44,17 @@ class TestWithoutKeys:
             {"host": "anything.example", "accept-language": "*", "sec-fetch-mode": "cors"},  # Node.js
         ],
     )
-    def test_its_own_page_and_other_programs_may(self, shared_client: Client, headers: dict[str, str]) -> None:
+    def test_its_own_page_and_other_programs_get_access(self, shared_client: Client, headers: dict[str, str]) -> None:
         assert shared_client.get("/v1/items/popular", headers=headers).status_code == 200
         assert shared_client.post("/v1/recommendations", json={"user_id": "ada"}, headers=headers).status_code == 200
 
     @pytest.mark.parametrize("path", ["/v1/stats", "/v1/admin/audit", "/v1/users/ada/recommendations", "/metrics"])
-    def test_a_page_under_another_name_of_this_machine_may_not_read(self, shared_client: Client, path: str) -> None:
+    def test_a_page_under_another_host_name_cannot_read(self, shared_client: Client, path: str) -> None:
         """Without TLS, browsers say neither the origin nor the site of a page that gets something from its own host."""
         headers = {"host": "evil.example:8000", "accept-language": "en", "user-agent": "Mozilla/5.0"}
         assert_refused(shared_client.get(path, headers=headers), 403)
         assert shared_client.get(path, headers=headers | {"host": "127.0.0.1:8000"}).status_code == 200
 
-    def test_the_script_is_for_every_page(self, shared_client: Client) -> None:
+    def test_every_page_may_load_the_script(self, shared_client: Client) -> None:
         headers = {"origin": "https://shop.example", "sec-fetch-site": "cross-site"}
         assert shared_client.get("/client.js", headers=headers).status_code == 200

@@ -1,4 +1,4 @@
-"""One node of a Redis Cluster hangs: users of the others do not wait for it, and its own are soon told."""
+"""A hung node of a Redis Cluster: users on other nodes do not wait, and its own users get a quick error."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def recovered(http: httpx.AsyncClient, user_id: str) -> None:
     await until(is_taken)
 
 
-def test_users_of_other_nodes_do_not_wait(
+def test_users_on_other_nodes_do_not_wait(
     cluster: RedisCluster, users: dict[int, list[str]], serve: Callable[[float], Client]
 ) -> None:
     client = serve(NOBODY_GIVES_UP_S)
@@ -131,7 +131,7 @@ def test_users_of_other_nodes_do_not_wait(
     client.runner.run(law())
 
 
-def test_a_visitor_who_has_become_a_user_of_it_holds_up_nobody(
+def test_a_merged_user_on_the_hung_node_delays_nobody(
     cluster: RedisCluster, users: dict[int, list[str]], serve: Callable[[float], Client]
 ) -> None:
     client = serve(NOBODY_GIVES_UP_S)
@@ -155,7 +155,7 @@ def test_a_visitor_who_has_become_a_user_of_it_holds_up_nobody(
     client.runner.run(law())
 
 
-def test_many_requests_that_wait_for_it_leave_room_for_the_others(
+def test_requests_for_the_hung_node_leave_slots_for_others(
     cluster: RedisCluster, users: dict[int, list[str]], serve: Callable[[float], Client]
 ) -> None:
     client = serve(NOBODY_GIVES_UP_S)
@@ -176,7 +176,7 @@ def test_many_requests_that_wait_for_it_leave_room_for_the_others(
     client.runner.run(law())
 
 
-def test_after_one_time_out_nobody_waits_and_it_is_found_again(
+def test_requests_fail_fast_after_one_timeout_until_the_node_recovers(
     cluster: RedisCluster, users: dict[int, list[str]], serve: Callable[[float], Client]
 ) -> None:
     client = serve(2.0)

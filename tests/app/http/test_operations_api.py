@@ -1,4 +1,4 @@
-"""What those who run the service read: health, metrics, the model, the description of the interface, settings."""
+"""Endpoints for operators: health, metrics, the model, the OpenAPI document, and settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.app.conftest import ITEMS, Client
 from tests.app.support import recommend
 
 
-def test_a_draining_process_lives_but_is_not_ready(client: Client) -> None:
+def test_a_draining_process_is_alive_but_not_ready(client: Client) -> None:
     assert client.get("/readyz").json() == {"status": "ready"}
     client.services.draining = True
     draining = client.get("/readyz")
@@ -33,7 +33,7 @@ def test_a_draining_process_lives_but_is_not_ready(client: Client) -> None:
     client.click("ada", "item-1")  # what comes is still answered
 
 
-def test_a_process_whose_gpu_is_lost_is_not_ready_and_lists_popular_items(
+def test_a_process_without_its_gpu_is_not_ready_and_returns_popular_items(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.click("ada", "item-1")
@@ -74,7 +74,7 @@ def lose_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, method: str) -> No
 
 
 @pytest.mark.parametrize("method", ["rank_states", "top_k", "explain", "prepare_similarity"])
-def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
+def test_losing_the_gpu_at_any_step_fails_no_request(
     client: Client, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     client.click("ada", "item-1")
@@ -89,9 +89,7 @@ def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
     assert client.get("/readyz").json()["error"]["code"] == "device_lost"
 
 
-def test_a_gpu_that_is_lost_keeps_no_event_on_a_new_item_from_the_log(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_on_cold_items_are_logged_after_losing_the_gpu(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.click("ada", "item-1")
     client.click("bea", "new")  # is watched from now on
     lose_gpu(client, monkeypatch, "step")
@@ -101,7 +99,7 @@ def test_a_gpu_that_is_lost_keeps_no_event_on_a_new_item_from_the_log(
     assert client.get("/readyz").json()["error"]["code"] == "device_lost"
 
 
-def test_what_fails_to_learn_a_new_item_keeps_no_event_from_the_log(
+def test_events_are_logged_even_if_assigning_codes_fails(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.click("ada", "item-1")
@@ -115,7 +113,7 @@ def test_what_fails_to_learn_a_new_item_keeps_no_event_from_the_log(
     assert [event.item_id for event in client.log("ada")] == ["item-1", "new", "new"]
 
 
-def test_without_a_gpu_a_service_starts_on_the_cpu_and_says_so(
+def test_a_service_without_a_gpu_starts_on_the_cpu_with_a_warning(
     start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -134,7 +132,7 @@ def test_the_model_is_described(shared_client: Client, model_dir: Path) -> None:
     assert model["metrics"] == {"loss": 1.5}
 
 
-def test_metrics_count_events_answers_and_requests(client: Client) -> None:
+def test_metrics_count_events_lists_and_requests(client: Client) -> None:
     events = [
         {"user_id": "ada", "item_id": "item-1", "event_id": "a", "timestamp": 2_000},
         {"user_id": "ada", "item_id": "item-1", "event_id": "a", "timestamp": 2_000},
@@ -163,13 +161,13 @@ def test_metrics_count_events_answers_and_requests(client: Client) -> None:
     assert not any("ada" in line or "BREW" in line for line in lines)
 
 
-def test_two_services_in_a_process_count_apart(client: Client, shared_client: Client) -> None:
+def test_two_services_in_a_process_have_separate_metrics(client: Client, shared_client: Client) -> None:
     client.click("ada", "item-1")
     shared_client.click("ada", "item-1", "item-2")
     assert 'lisarec_events_total{outcome="accepted"} 1.0' in client.get("/metrics").text
 
 
-def test_the_interface_is_described_with_examples_and_the_one_error(shared_client: Client) -> None:
+def test_openapi_has_examples_and_the_common_error_schema(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     assert "HTTPValidationError" not in schemas
@@ -194,7 +192,7 @@ def test_the_interface_is_described_with_examples_and_the_one_error(shared_clien
             assert (name == "ErrorBody") == (int(status) >= 400)
 
 
-def test_every_operation_describes_the_errors_that_it_can_answer(shared_client: Client) -> None:
+def test_every_operation_lists_its_possible_errors(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     for method, path, operation in operations_of(document):
         responses = operation["responses"]
@@ -204,7 +202,7 @@ def test_every_operation_describes_the_errors_that_it_can_answer(shared_client: 
             assert responses[status]["headers"]["Retry-After"]["schema"] == {"type": "integer"}
 
 
-def test_every_reference_of_the_interface_leads_somewhere(shared_client: Client) -> None:
+def test_every_openapi_reference_resolves(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     references = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)))
     assert references
@@ -226,7 +224,7 @@ def body_of(operation: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def test_operations_and_what_they_take_have_names_for_generated_clients(shared_client: Client) -> None:
+def test_operations_and_bodies_have_names_for_generated_clients(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     ids = [operation["operationId"] for _, _, operation in operations_of(document)]
     assert len(set(ids)) == len(ids)
@@ -248,7 +246,7 @@ def test_operations_and_what_they_take_have_names_for_generated_clients(shared_c
         assert described.get("properties", {}).keys() == schema.get("properties", {}).keys()
 
 
-def test_examples_are_what_their_schemas_say(shared_client: Client) -> None:
+def test_examples_match_their_schemas(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     said = [
@@ -265,7 +263,7 @@ def test_examples_are_what_their_schemas_say(shared_client: Client) -> None:
         assert not [error.message for error in checked.iter_errors(example)], example
 
 
-def test_the_examples_of_the_interface_are_taken(client: Client) -> None:
+def test_the_service_accepts_the_openapi_examples(client: Client) -> None:
     """But for sealed states, which no example can have, and what this service does not have."""
     document, taken = client.get("/openapi.json").json(), 0
     missing = ("sealing_not_configured", "model_not_found", "scenario_not_found")
@@ -301,7 +299,7 @@ def test_generated_clients_have_types_for_every_schema(shared_client: Client) ->
     assert [one["type"] for one in because] == ["string", "null"]
 
 
-def test_patterns_that_generated_clients_check_have_no_characters_beyond_ascii(shared_client: Client) -> None:
+def test_patterns_are_ascii_for_generated_clients(shared_client: Client) -> None:
     schemas = schemas_in(shared_client.get("/openapi.json").json())
     patterns = {one["pattern"] for one in schemas if one.get("type") == "string" and "pattern" in one}
     assert patterns
@@ -309,19 +307,19 @@ def test_patterns_that_generated_clients_check_have_no_characters_beyond_ascii(s
 
 
 @pytest.mark.parametrize(("text", "is_id"), [("Größe 1", True), ("a\x80b", False), ("a\x1fb", False), ("..", False)])
-def test_the_description_of_ids_takes_what_the_service_takes(shared_client: Client, text: str, is_id: bool) -> None:
+def test_the_openapi_pattern_of_ids_equals_the_validation(shared_client: Client, text: str, is_id: bool) -> None:
     schema = shared_client.get("/openapi.json").json()["components"]["schemas"]["MergeRequest"]
     assert Draft202012Validator(schema).is_valid({"from": text}) == is_id
     assert (shared_client.post("/v1/users/ada/merge", json={"from": text}).status_code == 200) == is_id
 
 
-def test_numbers_of_generated_clients_have_double_precision(shared_client: Client) -> None:
+def test_numbers_have_double_precision_in_generated_clients(shared_client: Client) -> None:
     numbers = [one for one in schemas_in(shared_client.get("/openapi.json").json()) if one.get("type") == "number"]
     assert len(numbers) > 50
     assert {one.get("format") for one in numbers} == {"double"}
 
 
-def test_a_client_that_sends_every_default_of_the_document_gets_the_same_lists(client: Client) -> None:
+def test_sending_every_documented_default_changes_no_list(client: Client) -> None:
     document = client.get("/openapi.json").json()
     client.request("PUT", "/v1/admin/scenarios/home", json={"k": 12, "rotation": 0.5, "exclude_seen": "none"})
     client.post("/v1/events", json=[{"user_id": "ada", "item_id": f"item-{n}", "type": "purchase"} for n in (1, 2)])
@@ -337,7 +335,7 @@ def test_a_client_that_sends_every_default_of_the_document_gets_the_same_lists(c
         assert posted.json().get("items") == items
 
 
-def test_a_service_without_keys_describes_them_as_what_may_be_sent(shared_client: Client) -> None:
+def test_a_service_without_keys_documents_them_as_optional(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     (scheme,) = document["components"]["securitySchemes"]
     for _, path, operation in operations_of(document):
@@ -349,7 +347,7 @@ def test_a_service_without_keys_describes_them_as_what_may_be_sent(shared_client
             assert operation["responses"].keys() >= {"401", "403", "429"}
 
 
-def test_settings_come_from_arguments_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISAREC_MODEL_DIR", "models/a")
     monkeypatch.setenv("LISAREC_PORT", "9000")
     monkeypatch.setenv("LISAREC_REDIS_URL", "")
@@ -359,9 +357,7 @@ def test_settings_come_from_arguments_then_the_environment(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:8000", "tcp://[fd00::1]:80", "udp://10.0.0.1:53"])
-def test_what_kubernetes_sets_for_a_service_named_lisarec_is_no_port(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_port_variable_of_kubernetes_is_ignored(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISAREC_PORT", address)
     monkeypatch.setenv("LISAREC_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("LISAREC_SERVICE_PORT", "8000")
@@ -371,18 +367,18 @@ def test_what_kubernetes_sets_for_a_service_named_lisarec_is_no_port(
 
 
 @pytest.mark.parametrize("port", ["tcp://10.0.0.1", "http://10.0.0.1:8000", "8000/tcp", "tcp://10.0.0.1:8000 9000"])
-def test_what_only_looks_like_it_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_similar_to_the_kubernetes_variable_are_refused(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISAREC_PORT", port)
     with pytest.raises(ValidationError, match="port"):
         Settings()
 
 
-def test_levels_of_the_log_may_be_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_levels_may_be_uppercase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISAREC_LOG_LEVEL", "INFO")
     assert Settings().log_level == "info"
 
 
-def test_exported_settings_are_what_another_process_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exported_settings_round_trip_to_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     tenants = {"books": Path("models/books/a")}
     settings = Settings(
         model_dir=Path("models/a b"), drain_s=0.5, workers=3, tenant="shop", tenants=tenants, keys_file=Path("k")

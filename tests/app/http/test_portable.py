@@ -1,4 +1,4 @@
-"""States in the visitors' hands: the lists are those of a user with the same events, and the service keeps nothing."""
+"""Portable states: lists equal those of a user with the same events, and the service stores nothing."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
-class TestTheList:
+class TestList:
     @pytest.mark.parametrize("visits", [1, 15, 400])
-    def test_is_that_of_a_user_with_the_same_events(self, client: Client, visits: int) -> None:
+    def test_equals_that_of_a_user_with_the_same_events(self, client: Client, visits: int) -> None:
         events = [*events_of(*range(visits)), *events_of(900, kind="dislike"), *events_of(901, 902, kind="purchase")]
         user = f"same-{visits}"
         as_user(client, user, events)
@@ -114,7 +114,7 @@ class TestTheList:
                 else:
                     assert 10 < of_visitor["seen_events_limit"] < visits
 
-    def test_has_the_same_pages(self, client: Client) -> None:
+    def test_pages_like_that_of_a_user(self, client: Client) -> None:
         events = events_of(*range(12))
         as_user(client, "pages", events)
         state = visit(client, events)
@@ -125,7 +125,7 @@ class TestTheList:
         assert own == of_user
         assert len(own) > 1
 
-    def test_comes_in_batches_beside_users_and_histories(self, client: Client) -> None:
+    def test_mixes_with_users_and_histories_in_a_batch(self, client: Client) -> None:
         events = events_of(*range(40, 46))
         as_user(client, "batch", events)
         asked: list[dict[str, Any]] = [
@@ -138,13 +138,13 @@ class TestTheList:
         assert [listed(one) for one in batch] == [listed(recommend(client, **one)) for one in asked]
         assert listed(batch[0]) == listed(batch[1])
 
-    def test_of_a_new_visitor_is_popular(self, client: Client) -> None:
+    def test_is_popular_for_a_new_visitor(self, client: Client) -> None:
         for body in ({}, {"state": None}, {"exclude_events": ["purchase"]}):
             answer = client.post(LISTS, json=body)
             assert answer.status_code == 200, answer.text
             assert answer.json()["source"] == "popular"
 
-    def test_goes_on_after_a_switch_by_the_events_that_the_state_carries(self, tmp_path: Path) -> None:
+    def test_is_rebuilt_after_a_switch_from_the_events_in_the_state(self, tmp_path: Path) -> None:
         for name, seed in (("one", 7), ("two", 11)):
             write_model(tmp_path / "models" / name, seed)
         rotate(tmp_path / "seal")
@@ -164,7 +164,7 @@ class TestTheList:
 
 
 class TestEvents:
-    def test_count_once_within_the_state(self, client: Client) -> None:
+    def test_are_deduplicated_within_the_state(self, client: Client) -> None:
         first = post(client, [*events_of(1, 2), *events_of(2)])
         assert (first["accepted"], first["duplicates"], first["refused"]) == (2, 1, 0)
         again = post(client, events_of(2, 3), first["state"])
@@ -172,7 +172,7 @@ class TestEvents:
         both = visit(client, events_of(1, 2, 3))
         assert listed(recommend(client, state=again["state"])) == listed(recommend(client, state=both))
 
-    def test_are_validated_as_those_of_users(self, client: Client) -> None:
+    def test_are_validated_like_those_of_users(self, client: Client) -> None:
         state = post(client, events_of(1))["state"]
         wrong: list[Any] = [
             {"events": []},
@@ -198,11 +198,11 @@ class TestEvents:
         for body in ({"state": state, "user_id": "ada"}, {"state": state, "history": []}):
             assert_refused(client.post("/v1/recommendations", json=body), 422)
 
-    def test_say_what_is_unknown(self, client: Client) -> None:
+    def test_report_unknown_items_and_types(self, client: Client) -> None:
         answer = post(client, [{"item_id": "new"}, {"item_id": "item-1", "type": "stare"}])
         assert (answer["accepted"], answer["unknown_items"], answer["unknown_types"]) == (2, 1, 1)
 
-    def test_leave_nothing_in_the_store(self, client: Client) -> None:
+    def test_are_not_stored(self, client: Client) -> None:
         def stored() -> list[Any]:
             client.runner.run(client.service.signals.flush())
             if client.settings.redis_url is not None:
@@ -228,7 +228,7 @@ class TestEvents:
 
 class TestInvalidStates:
     @pytest.mark.parametrize("path", [EVENTS, LISTS, "/v1/recommendations"])
-    def test_are_refused_in_the_same_words(self, client: Client, path: str, tmp_path: Path) -> None:
+    def test_are_refused_with_the_same_message(self, client: Client, path: str, tmp_path: Path) -> None:
         state = post(client, events_of(1))["state"]
         rotate(tmp_path / "other")
         altered = state[:3000] + ("A" if state[3000] != "A" else "B") + state[3001:]
@@ -247,7 +247,7 @@ class TestInvalidStates:
             {"index": None, "field": "requests.2.state", "reason": "cannot be opened"}
         ]
 
-    def test_that_are_too_old_say_so(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_are_reported_as_expired(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         state = post(client, events_of(1))["state"]
         monkeypatch.setattr("app.http.auth.sealed_states.StateSealer._now_s", lambda _: 9_000_000_000)
         answer = client.post(LISTS, json={"state": state})
@@ -257,7 +257,7 @@ class TestInvalidStates:
         assert answer.json()["error"]["code"] == "sealed_state_expired"
         assert answer.json()["error"]["details"][0]["field"] == "requests.0.state"
 
-    def test_are_told_from_a_service_without_keys_that_seal(self, shared_client: Client) -> None:
+    def test_differ_from_a_service_without_seal_keys(self, shared_client: Client) -> None:
         for path, body in (
             (EVENTS, {"events": events_of(1)}),
             (LISTS, {}),
@@ -300,7 +300,7 @@ class TestPages:
 
         return call
 
-    def test_fold_and_recommend_and_do_nothing_else(self, page: Callable[..., httpx.Response]) -> None:
+    def test_may_only_fold_and_recommend(self, page: Callable[..., httpx.Response]) -> None:
         answer = page(EVENTS, {"events": events_of(1, 2)})
         assert answer.status_code == 200, answer.text
         assert answer.headers["access-control-allow-origin"] == SHOP
@@ -323,11 +323,11 @@ class TestPages:
             {"scenario": "home", "explain": True},
         ],
     )
-    def test_find_out_no_properties(self, page: Callable[..., httpx.Response], wish: dict[str, Any]) -> None:
+    def test_cannot_probe_properties(self, page: Callable[..., httpx.Response], wish: dict[str, Any]) -> None:
         assert_refused(page(LISTS, wish), 403)
 
     @pytest.mark.parametrize("settings", [{"objective": {"property": "margin"}}, {"boost": ["item.margin"]}])
-    def test_see_no_properties_in_the_scores_of_a_scenario(self, keyed: Client, settings: dict[str, Any]) -> None:
+    def test_cannot_infer_properties_from_scenario_scores(self, keyed: Client, settings: dict[str, Any]) -> None:
         text, key = make("main", ["catalogue:write", "scenarios:write"])
         assert keyed.settings.keys_file is not None
         add(keyed.settings.keys_file, key)
@@ -354,18 +354,18 @@ class TestPages:
             page(LISTS, {"scenario": "weighed", "boost": {"red": 0.5}}), 403 if "objective" in settings else 422
         )
 
-    def test_post_at_most_100_events_on_items_that_are_known(self, page: Callable[..., httpx.Response]) -> None:
+    def test_may_post_at_most_100_events_on_known_items(self, page: Callable[..., httpx.Response]) -> None:
         assert_refused(page(EVENTS, {"events": events_of(*range(101))}), 413)
         answer = page(EVENTS, {"events": [{"event_id": "x", "item_id": "nobody-has-it"}]}).json()
         assert (answer["accepted"], answer["refused"]) == (0, 1)
         assert_refused(page(EVENTS, {"events": [{"item_id": "item-1"}]}), 422)  # without an id
 
-    def test_have_a_rate(self, keyed: Client) -> None:
+    def test_have_a_rate_limit(self, keyed: Client) -> None:
         page = self.caller(keyed, "portable", origins=[SHOP], requests_per_minute=10)
         assert page(EVENTS, {"events": events_of(*range(8))}).status_code == 200
         assert_refused(page(EVENTS, {"events": events_of(*range(8))}), 429)
 
-    def test_open_what_keys_of_their_audience_have_sealed(self, keyed: Client) -> None:
+    def test_may_open_states_of_their_audience(self, keyed: Client) -> None:
         page = self.caller(keyed, "portable", origins=[SHOP], audience="web")
         server, app = self.caller(keyed, "recs:read", audience="web"), self.caller(keyed, "portable", audience="app")
         state = page(EVENTS, {"events": events_of(1)}).json()["state"]
@@ -378,7 +378,7 @@ class TestPages:
         assert {answer.status_code for answer in refused} == {422}
         assert len({answer.content for answer in refused}) == 1
 
-    def test_are_told_what_they_may_do_by_a_preflight(self, keyed: Client) -> None:
+    def test_get_their_permissions_from_a_preflight(self, keyed: Client) -> None:
         self.caller(keyed, "portable", origins=[SHOP])
         asked = {
             "origin": SHOP,

@@ -1,4 +1,4 @@
-"""What the service does while Redis is away, slow, full or read-only, and that it recovers by itself."""
+"""Redis that is away, slow, full or read-only: what the service does, and that it recovers by itself."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def wait_until_taken(client: Client, event: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
-def test_nothing_is_acknowledged_popular_items_flow_and_it_passes(
+def test_events_fail_and_popular_items_are_returned_until_redis_recovers(
     client: Client, redis_server: RedisServer, failure: Failure, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.click("ada", "item-1", "item-2")
@@ -126,7 +126,7 @@ class TestLostData:
         assert "lisarec_store_distrusted 1.0" in numbers
         assert f'lisarec_store_errors_total{{cause="{cause}"}} 0.0' not in numbers
 
-    def test_a_redis_without_its_data_is_refused_until_it_has_them(
+    def test_a_redis_that_lost_its_data_is_refused_until_they_return(
         self, client: Client, redis_server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         client.click("ada", "item-1", "item-2")
@@ -144,7 +144,7 @@ class TestLostData:
         ("setting", "unsafe", "safe"),
         [("appendonly", "no", "yes"), ("maxmemory-policy", "allkeys-lru", "noeviction")],
     )
-    def test_a_redis_that_would_lose_events_gets_none(
+    def test_a_redis_without_persistence_gets_no_events(
         self, client: Client, redis_server: RedisServer, setting: str, unsafe: str, safe: str
     ) -> None:
         client.click("ada", "item-1", "item-2")
@@ -155,7 +155,7 @@ class TestLostData:
         assert client.get("/readyz").status_code == 200
 
 
-def test_the_service_starts_without_redis_and_finds_it_later(
+def test_the_service_starts_without_redis_and_connects_later(
     start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path
 ) -> None:
     redis_server.kill()
@@ -180,7 +180,7 @@ RULED: dict[str, dict[str, object]] = {
 }
 
 
-def test_no_rule_lets_items_pass_before_their_values_are_read(
+def test_filters_pass_no_items_before_their_values_are_read(
     start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that started without Redis reads the items in pages, and answers requests between these."""
@@ -228,7 +228,7 @@ def test_no_rule_lets_items_pass_before_their_values_are_read(
 
 
 @pytest.mark.parametrize("name", [name for name, failure in FAILURES.items() if failure.readable])
-def test_a_service_that_starts_while_redis_refuses_writes_reads_the_items(
+def test_items_are_read_at_startup_while_redis_refuses_writes(
     start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path, name: str
 ) -> None:
     failure, adult = FAILURES[name], {"item-0", "item-1", "item-2"}
@@ -249,7 +249,7 @@ def test_a_service_that_starts_while_redis_refuses_writes_reads_the_items(
         wait_until(lambda: client.get("/healthz").is_success and bool(redis_server.client.keys("*:live:*")))
 
 
-def test_states_and_log_are_there_after_redis_was_killed(client: Client, redis_server: RedisServer) -> None:
+def test_states_and_log_survive_a_kill_of_redis(client: Client, redis_server: RedisServer) -> None:
     client.click("ada", "item-1", "item-2", "item-3")
     before = client.get("/v1/users/ada").json()
     redis_server.kill()
@@ -259,7 +259,7 @@ def test_states_and_log_are_there_after_redis_was_killed(client: Client, redis_s
     assert [event.item_id for event in client.log("ada")] == ["item-1", "item-2", "item-3"]
 
 
-def test_services_share_users_at_once_and_prefixes_part_them(
+def test_services_share_users_and_prefixes_separate_them(
     client: Client, start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path
 ) -> None:
     with closing(start(tmp_path, redis_url=redis_server.url)) as twin:
@@ -273,7 +273,7 @@ def test_services_share_users_at_once_and_prefixes_part_them(
         assert stranger.get("/v1/users/ada").status_code == 404
 
 
-def test_the_password_of_the_settings_is_used_and_a_wrong_one_ends_the_start(
+def test_a_wrong_password_prevents_the_start(
     start: Callable[..., Client], redis_server: RedisServer, model_dir: Path, tmp_path: Path
 ) -> None:
     password = "p@ss/w:rd#é"
@@ -300,5 +300,5 @@ def test_the_password_of_the_settings_is_used_and_a_wrong_one_ends_the_start(
         ("unix:///run/redis.sock?db=1", "unix://:p%40@/run/redis.sock?db=1"),
     ],
 )
-def test_a_password_takes_its_place_in_the_url(url: str, with_it: str) -> None:
+def test_the_password_setting_is_inserted_into_the_url(url: str, with_it: str) -> None:
     assert with_password(url, "p@") == with_it

@@ -1,4 +1,4 @@
-"""What a request may look like at all: bodies, paths, queries, and the one shape of every refusal."""
+"""Validation of bodies, paths and queries, and the single shape of errors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_a_malformed_body_is_refused(shared_client: Client, path: str, status: i
 
 class TestBodyLimit:
     @pytest.mark.parametrize("path", POSTS)
-    def test_a_body_over_the_limit_is_refused_unread(self, shared_client: Client, path: str) -> None:
+    def test_refuses_a_too_large_body_unread(self, shared_client: Client, path: str) -> None:
         padding = b" " * LIMIT
         assert_refused(shared_client.post(path, content=b"{}" + padding, headers=JSON), 413)
 
     @pytest.mark.parametrize("path", POSTS)
-    def test_also_when_its_length_is_not_declared(self, shared_client: Client, path: str) -> None:
+    def test_refuses_a_too_large_chunked_body(self, shared_client: Client, path: str) -> None:
         chunks_read = 0
 
         async def chunks() -> AsyncIterator[bytes]:
@@ -48,39 +48,39 @@ class TestBodyLimit:
         assert_refused(shared_client.post(path, content=chunks(), headers=JSON), 413)
         assert chunks_read == 17
 
-    def test_a_body_of_the_limit_is_read(self, client: Client) -> None:
+    def test_accepts_a_body_at_the_limit(self, client: Client) -> None:
         event = b'{"user_id": "ada", "item_id": "item-1"}'
         assert client.post("/v1/events", content=event.ljust(LIMIT), headers=JSON).status_code == 200
         assert_refused(client.post("/v1/events", content=event.ljust(LIMIT + 1), headers=JSON), 413)
         assert len(client.log("ada")) == 1
 
 
-def test_a_body_with_a_byte_order_mark_is_told_to_leave_it_out(shared_client: Client) -> None:
+def test_a_byte_order_mark_is_refused_with_a_hint(shared_client: Client) -> None:
     refusal = shared_client.post("/v1/events", content=b'\xef\xbb\xbf{"user_id": "ada", "item_id": "i"}', headers=JSON)
     assert_refused(refusal, 400)
     assert refusal.json()["error"]["message"] == "the body begins with a byte order mark; send UTF-8 without it"
 
 
-def test_a_fault_in_the_text_of_a_search_names_its_parameter(shared_client: Client) -> None:
+def test_an_invalid_search_text_names_its_parameter(shared_client: Client) -> None:
     refusal = shared_client.get("/v1/items", params={"query": "x" * 257})
     assert [detail["field"] for detail in refusal.json()["error"]["details"]] == ["query"]
 
 
 @pytest.mark.parametrize("params", ['{"a": 1, "a": 2}', '{"a": NaN}', "[1]", "{"])
-def test_params_in_a_query_are_as_strict_as_a_body(shared_client: Client, params: str) -> None:
+def test_params_in_a_query_are_validated_like_a_body(shared_client: Client, params: str) -> None:
     query = {"filter": "params.a == 1.0", "params": params}
     assert_refused(shared_client.get("/v1/users/ada/recommendations", params=query), 422)
 
 
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "json", SECRET])
-def test_a_body_that_says_it_is_not_json_is_refused(shared_client: Client, path: str, content_type: str) -> None:
+def test_a_content_type_other_than_json_is_refused(shared_client: Client, path: str, content_type: str) -> None:
     response = shared_client.post(path, content=b"{}", headers={"content-type": content_type})
     assert_refused(response, 415)
 
 
 @pytest.mark.parametrize("path", POSTS)
-def test_a_compressed_body_is_refused_as_such(shared_client: Client, path: str) -> None:
+def test_a_compressed_body_is_refused(shared_client: Client, path: str) -> None:
     headers = JSON | {"content-encoding": "gzip"}
     response = shared_client.post(path, content=gzip.compress(b"{}"), headers=headers)
     assert_refused(response, 415)
@@ -91,7 +91,7 @@ def test_a_compressed_body_is_refused_as_such(shared_client: Client, path: str) 
 @pytest.mark.parametrize(
     "headers", [{}, JSON, {"content-type": "Application/JSON; charset=utf-8"}, {"content-encoding": "Identity"}]
 )
-def test_json_may_be_declared_or_not(client: Client, headers: dict[str, str]) -> None:
+def test_the_content_type_may_be_absent(client: Client, headers: dict[str, str]) -> None:
     event = b'{"user_id": "ada", "item_id": "item-1"}'
     assert client.post("/v1/events", content=event, headers=headers).status_code == 200
 
@@ -103,7 +103,7 @@ def test_a_path_with_a_bad_id_is_refused(shared_client: Client, path: str, id_in
 
 
 @pytest.mark.parametrize("id_in_path", ["a%40b", "a:b", "A-z_0.9", "...", "a" * 128])
-def test_a_path_with_a_good_id_is_taken(shared_client: Client, id_in_path: str) -> None:
+def test_a_path_with_a_valid_id_is_accepted(shared_client: Client, id_in_path: str) -> None:
     assert shared_client.get(f"/v1/users/{id_in_path}/recommendations").status_code == 200
 
 
@@ -148,7 +148,7 @@ def test_every_call_refuses_unknown_query_parameters(shared_client: Client, meth
         ("POST", "/v1/events", {"user_id": "ada", "item_id": "item-1", "u" * 100_000: 1}, None),
     ],
 )
-def test_an_unknown_field_is_answered_with_the_one_that_was_meant_and_all_known_ones(
+def test_an_unknown_field_suggests_the_known_ones(
     shared_client: Client, method: str, path: str, body: dict[str, Any] | None, meant: str | None
 ) -> None:
     answer = shared_client.request(method, path, json=body) if body else shared_client.request(method, path)
@@ -161,7 +161,7 @@ def test_an_unknown_field_is_answered_with_the_one_that_was_meant_and_all_known_
         assert set(known.split(", ")) == {field.alias or name for name, field in PostedEvent.model_fields.items()}
 
 
-def test_every_parameter_of_a_path_or_a_query_is_described(shared_client: Client) -> None:
+def test_every_parameter_has_a_description(shared_client: Client) -> None:
     paths = shared_client.get("/openapi.json").json()["paths"]
     parameters = [one for calls in paths.values() for call in calls.values() for one in call.get("parameters", [])]
     assert len(parameters) > 50
@@ -169,7 +169,7 @@ def test_every_parameter_of_a_path_or_a_query_is_described(shared_client: Client
 
 
 @pytest.mark.parametrize("name", ["events", "items"])
-def test_a_batch_in_an_object_is_answered_with_how_to_send_it(shared_client: Client, name: str) -> None:
+def test_a_wrapped_batch_gets_a_hint(shared_client: Client, name: str) -> None:
     one = {"item_id": "item-1"} | ({"user_id": "ada"} if name == "events" else {})
     answer = shared_client.post(f"/v1/{name}", json={name: [one]})
     assert_refused(answer, 422)
@@ -178,7 +178,7 @@ def test_a_batch_in_an_object_is_answered_with_how_to_send_it(shared_client: Cli
     assert "did you mean" not in detail["reason"]
 
 
-def test_null_stands_for_an_absent_field_where_the_document_says_so(shared_client: Client) -> None:
+def test_null_means_absent_where_documented(shared_client: Client) -> None:
     schemas = shared_client.get("/openapi.json").json()["components"]["schemas"]
     bodies = {
         "PostedEvent": ("/v1/events", {"user_id": "ada", "item_id": "item-1"}),
@@ -222,7 +222,7 @@ def test_a_null_that_is_refused_is_named(shared_client: Client, path: str, body:
         ("/v1/users/ada/merge", "bob", [(None, None)]),
     ],
 )
-def test_what_is_no_object_is_said_to_be_none(
+def test_a_body_that_is_no_object_is_refused_as_such(
     shared_client: Client, path: str, body: object, at: list[tuple[int | None, str | None]]
 ) -> None:
     answer = shared_client.post(path, json=body)
@@ -259,7 +259,7 @@ def test_other_paths_are_not_found(shared_client: Client, path: str) -> None:
         ("GET", "/v2", "/openapi.json lists all paths"),
     ],
 )
-def test_what_is_not_found_says_what_to_do(shared_client: Client, method: str, path: str, way_out: str) -> None:
+def test_not_found_errors_suggest_a_remedy(shared_client: Client, method: str, path: str, way_out: str) -> None:
     answer = shared_client.request(method, path)
     assert_refused(answer, 404)
     assert way_out in answer.json()["error"]["message"]
@@ -281,7 +281,7 @@ def test_queries_of_the_catalogue_have_bounds(shared_client: Client, query: str)
         ("/v1/events", PostedEvent, {"user_id": "ada", "item_id": "item-1", "products": 1}),
     ],
 )
-def test_a_refusal_names_all_that_is_allowed(
+def test_errors_list_all_allowed_values(
     shared_client: Client, path: str, schema: type[BaseModel], body: dict[str, Any]
 ) -> None:
     response = shared_client.post(path, json=body)
@@ -291,7 +291,7 @@ def test_a_refusal_names_all_that_is_allowed(
     assert all(re.search(rf"\b{name}\b", reason) for name in names), reason
 
 
-def test_many_refusals_are_each_in_full_and_bounded_together(shared_client: Client) -> None:
+def test_many_errors_are_listed_within_a_size_limit(shared_client: Client) -> None:
     alone = shared_client.post("/v1/recommendations", json={"user_id": "ada", "boosts": {}}).json()["error"]["details"]
     response = shared_client.post("/v1/recommendations", json={"requests": [{"user_id": "ada", "boosts": {}}] * 100})
     assert len(response.content) <= 4_096
@@ -300,24 +300,24 @@ def test_many_refusals_are_each_in_full_and_bounded_together(shared_client: Clie
     assert {detail["reason"] for detail in details} == {alone[0]["reason"]}
 
 
-def test_an_encoded_slash_is_no_slash(shared_client: Client) -> None:
+def test_an_encoded_slash_does_not_separate_path_segments(shared_client: Client) -> None:
     assert_refused(shared_client.get("/v1/users/ada%2Frecommendations"), 404)  # of a user without events
 
 
-class TestNoInputIsAFault:
+class TestFuzzing:
     """A fault in the app is an exception here, and so fails the test."""
 
     @given(path=st.sampled_from(POSTS), body=bodies)
     @settings(max_examples=150)
     @pytest.mark.slow
-    def test_of_json(self, shared_client: Client, path: str, body: Any) -> None:
+    def test_any_json_causes_no_bug(self, shared_client: Client, path: str, body: Any) -> None:
         response = shared_client.post(path, content=json.dumps(body), headers=JSON)
         if response.status_code != 200:
             assert_refused(response)
 
     @given(path=st.sampled_from(POSTS), body=st.binary(max_size=200))
     @settings(max_examples=100)
-    def test_of_bytes(self, shared_client: Client, path: str, body: bytes) -> None:
+    def test_any_bytes_cause_no_bug(self, shared_client: Client, path: str, body: bytes) -> None:
         assert_refused(shared_client.post(path, content=body, headers=JSON))
 
     @given(
@@ -325,7 +325,7 @@ class TestNoInputIsAFault:
     )
     @settings(max_examples=150)
     @pytest.mark.slow
-    def test_of_paths_and_queries(self, shared_client: Client, user_id: str, name: str, value: str) -> None:
+    def test_any_path_and_query_cause_no_bug(self, shared_client: Client, user_id: str, name: str, value: str) -> None:
         query = f"{quote(name)}={quote(value, errors='replace')}"
         for path in (f"/v1/users/{quote(user_id, safe='', errors='replace')}/recommendations", "/v1/items"):
             response = shared_client.get(f"{path}?{query}")

@@ -1,4 +1,4 @@
-"""The service as a process: it starts or says why not, refuses raw nonsense, and goes down without losing anything."""
+"""The service as a process: start-up, malformed requests, and shutdown without losses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield process
 
 
-def test_says_at_its_start_what_it_serves(server: Process, model_dir: Path) -> None:
+def test_startup_logs_what_is_served(server: Process, model_dir: Path) -> None:
     model = httpx.get(f"{server.url}/v1/model").json()
     log = server.log()
     assert f"lisarec {own_version()} on http://127.0.0.1:any free port, one process, device cpu" in log
@@ -75,12 +75,12 @@ class Clicker(threading.Thread):
                     self.acknowledged.append(event["event_id"])
 
 
-def test_warns_of_more_connections_than_files(launch: Callable[..., Process]) -> None:
+def test_startup_warns_of_too_few_file_descriptors(launch: Callable[..., Process]) -> None:
     process = launch(max_open_connections=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert process.log().count("LISAREC_MAX_OPEN_CONNECTIONS") == 1
 
 
-def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Process]) -> None:
+def test_a_missing_body_times_out(launch: Callable[..., Process]) -> None:
     process = launch(body_timeout_s=0.5, drain_s=0)
     with socket.create_connection(process.address, timeout=PATIENCE_S) as slow:
         slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -92,7 +92,7 @@ def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Proc
 
 
 @pytest.mark.usefixtures("interpreter_starts")
-def test_sigterm_answers_what_was_accepted_and_loses_nothing(
+def test_sigterm_answers_accepted_requests_and_loses_nothing(
     launch: Callable[..., Process], model_dir: Path, tmp_path: Path
 ) -> None:
     process = launch(drain_s=DRAIN_S, body_timeout_s=PATIENCE_S)
@@ -127,7 +127,7 @@ def test_sigterm_answers_what_was_accepted_and_loses_nothing(
     assert "Traceback" not in process.log()
 
 
-def test_a_process_that_is_killed_leaves_no_half_of_a_response(server: Process) -> None:
+def test_a_killed_process_leaves_no_partial_response(server: Process) -> None:
     """Head and body leave the process in one write, or a kill between them would leave a client with the head alone."""
     event = b'{"user_id": "whole", "item_id": "item-1"}'
     requests = [
@@ -147,7 +147,7 @@ def test_a_process_that_is_killed_leaves_no_half_of_a_response(server: Process) 
         assert connection.recv(1 << 20).endswith(b"\r\n\r\n")
 
 
-def test_what_takes_longer_than_the_shutdown_gets_503(launch: Callable[..., Process]) -> None:
+def test_requests_longer_than_the_shutdown_timeout_get_503(launch: Callable[..., Process]) -> None:
     process = launch(drain_s=0, shutdown_timeout_s=1, body_timeout_s=PATIENCE_S)
     with accepted_without_body(process.address, 100) as slow:
         process.terminate()
@@ -160,7 +160,7 @@ def test_what_takes_longer_than_the_shutdown_gets_503(launch: Callable[..., Proc
 
 
 @pytest.mark.usefixtures("interpreter_starts")
-def test_ctrl_c_does_not_wait_for_a_load_balancer(launch: Callable[..., Process]) -> None:
+def test_ctrl_c_skips_the_drain_delay(launch: Callable[..., Process]) -> None:
     process = launch(drain_s=600)
     process.process.send_signal(signal.SIGINT)
     assert process.exit_code() == 0
@@ -178,7 +178,7 @@ def require_shared_users(process: Process) -> None:
     assert counts == list(range(2, 9))
 
 
-def test_workers_share_the_users_and_answer_what_they_accepted(launch: Callable[..., Process]) -> None:
+def test_workers_share_users_and_answer_accepted_requests(launch: Callable[..., Process]) -> None:
     process = launch(workers=2, port=free_port(), drain_s=0, body_timeout_s=PATIENCE_S)
     require_shared_users(process)
     body = b'{"user_id": "slow", "item_id": "item-1"}'
@@ -192,7 +192,7 @@ def test_workers_share_the_users_and_answer_what_they_accepted(launch: Callable[
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_silent_for_some_seconds_lives_on(launch: Callable[..., Process]) -> None:
+def test_a_worker_that_is_unresponsive_for_seconds_is_not_killed(launch: Callable[..., Process]) -> None:
     """As on a machine that is too busy; uvicorn would kill it after five seconds."""
     process = launch(workers=2, port=free_port())
     children = psutil.Process(process.process.pid).children()
@@ -225,7 +225,7 @@ asyncio.run(law())
 """
 
 
-def test_a_worker_frees_the_model_that_it_starts_with(tmp_path: Path) -> None:
+def test_a_worker_frees_its_initial_model_after_a_switch(tmp_path: Path) -> None:
     for seed, name in enumerate(("may", "june")):
         write_model(tmp_path / name, seed)
     environment = {"LISAREC_MODEL_DIR": str(tmp_path / "may"), "LISAREC_DATA_DIR": str(tmp_path / "state")}
@@ -234,7 +234,7 @@ def test_a_worker_frees_the_model_that_it_starts_with(tmp_path: Path) -> None:
     subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True, timeout=PATIENCE_S)
 
 
-def test_workers_share_the_users_in_redis_and_end_with_a_parent_that_was_killed(
+def test_workers_share_redis_and_end_with_their_killed_parent(
     launch: Callable[..., Process], redis_server: RedisServer
 ) -> None:
     process = launch(workers=2, port=free_port(), drain_s=0, redis_url=redis_server.url)
@@ -268,7 +268,7 @@ def wait_until_refused(address: tuple[str, int]) -> None:
     wait_until(is_refused)
 
 
-def test_what_was_acknowledged_outlives_a_redis_that_was_killed(
+def test_acknowledged_events_survive_a_kill_of_redis(
     launch: Callable[..., Process], model_dir: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     process = launch(redis_url=redis_server.url, drain_s=0)
@@ -294,7 +294,7 @@ def test_what_was_acknowledged_outlives_a_redis_that_was_killed(
         assert set(clicker.acknowledged) <= set(logged)
 
 
-def test_raw_nonsense_is_refused_and_harms_nobody(server: Process) -> None:
+def test_malformed_requests_are_refused_and_disturb_no_others(server: Process) -> None:
     nonsense = [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS to a plain port
         b"GET\r\n\r\n",
@@ -321,7 +321,7 @@ def test_raw_nonsense_is_refused_and_harms_nobody(server: Process) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_large_upload_gets_its_413(server: Process, declared: bool) -> None:
+def test_a_too_large_upload_gets_413(server: Process, declared: bool) -> None:
     chunks = [b" " * 65_536] * 64
     with httpx.Client(base_url=server.url) as client:
         response = client.post("/v1/events", content=b"".join(chunks) if declared else iter(chunks))
@@ -329,7 +329,7 @@ def test_a_large_upload_gets_its_413(server: Process, declared: bool) -> None:
         assert client.get("/readyz").status_code == 200  # the connection is still good
 
 
-def test_a_client_that_asks_before_it_sends_much_is_told_not_to(server: Process) -> None:
+def test_expect_100_continue_of_a_too_large_body_gets_413(server: Process) -> None:
     head = b"POST /v1/events HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2000000\r\n\r\n"
     assert raw_exchange(server.address, head).startswith(b"HTTP/1.1 413")
 
@@ -342,7 +342,7 @@ def test_a_client_that_asks_before_it_sends_much_is_told_not_to(server: Process)
         ({"data_dir": "/dev/null/state"}, StorageUnavailable, "cannot open"),
     ],
 )
-def test_what_cannot_start_says_why(
+def test_a_failed_start_names_its_cause(
     model_dir: Path, tmp_path: Path, settings: dict[str, Any], failure: type[Exception], message: str
 ) -> None:
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -353,7 +353,7 @@ def test_what_cannot_start_says_why(
         signal.signal(signal.SIGTERM, on_sigterm)
 
 
-def test_connections_stay_idle_for_longer_than_in_the_pools_of_proxies(
+def test_idle_timeouts_exceed_those_of_proxies(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy that uses a connection while the service closes it answers a POST with a 502."""
@@ -369,7 +369,7 @@ def test_connections_stay_idle_for_longer_than_in_the_pools_of_proxies(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_service_that_is_told_to_end_while_it_starts_ends(
+def test_sigterm_during_startup_ends_the_process(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where Python ignores what the handler raises, as it does in a destructor."""

@@ -1,4 +1,4 @@
-"""Bodies that come after their head, in parts, late or never."""
+"""Request bodies that arrive after their head, in parts, late or never."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def waiting_cycle(server: Server) -> object:
     return connection.cycle  # type: ignore[union-attr]
 
 
-def test_a_body_may_come_after_its_head(known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_may_arrive_after_its_head(known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_cycle, "BODY_WITHIN_S", PATIENCE_S)
     server, sent = Server(known), post(event("in parts"))
     parts = [sent[n : n + 9] for n in range(0, len(sent), 9)]
@@ -60,7 +60,7 @@ def test_the_app_waits_for_a_late_body(known: Client, before: int) -> None:
     assert (status, json.loads(body)["accepted"], server.for_app) == (200, 1, [PATH])
 
 
-def test_nothing_is_left_of_a_client_that_disconnects_before_its_body_is_complete(
+def test_a_disconnect_before_the_body_is_complete_leaves_nothing(
     known: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def disconnect() -> None:
@@ -79,7 +79,9 @@ def test_nothing_is_left_of_a_client_that_disconnects_before_its_body_is_complet
     assert "gone" not in [one["event_id"] for one in known.get("/v1/users/bob/events").json()["events"]]
 
 
-def test_the_app_refuses_what_there_is_no_room_for_any_more(known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_app_refuses_a_request_whose_slot_is_taken_before_its_body_arrives(
+    known: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fill() -> None:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             writer.write(sent[:-5])
@@ -95,7 +97,7 @@ def test_the_app_refuses_what_there_is_no_room_for_any_more(known: Client, monke
     assert server.for_app == [PATH]
 
 
-def test_the_connection_ends_if_the_server_shuts_down_meanwhile(known: Client) -> None:
+def test_the_connection_closes_if_the_server_shuts_down_before_the_body(known: Client) -> None:
     async def shut_down() -> Answer:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             writer.write(sent[:-5])
@@ -125,14 +127,14 @@ def test_an_idle_connection_keeps_no_body(known: Client) -> None:
     assert (known.runner.run(kept()), server.for_app) == (0, [])
 
 
-def test_what_is_no_http_after_a_head_is_refused(known: Client) -> None:
+def test_invalid_chunks_after_a_head_are_refused(known: Client) -> None:
     server = Server(known)
     sent = post(event("then noise")) + b"noise\r\n\r\n"
     (first, second) = known.runner.run(server.exchange(sent, answers=2))
     assert (first[0], second[0]) == (200, 400)
 
 
-def test_the_app_answers_if_the_process_drains_meanwhile(start: Callable[..., Client], tmp_path: Path) -> None:
+def test_the_app_answers_if_the_process_starts_draining(start: Callable[..., Client], tmp_path: Path) -> None:
     async def drain() -> Answer:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             writer.write(sent[:-5])

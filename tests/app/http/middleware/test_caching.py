@@ -1,4 +1,4 @@
-"""What caches between clients and the service may store: only what is the same for everybody."""
+"""Cache headers: shared caches may store only what is the same for everybody."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_cache_may_store_what_concerns_a_user_or_a_tenant(shared_client: Client, path: str) -> None:
+def test_responses_about_users_and_tenants_are_not_cacheable(shared_client: Client, path: str) -> None:
     ((_, headers, _),) = shared_client.runner.run(Server(shared_client).exchange(request(path)))
     assert headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("path", ["/v1/recommendations", "/v1/recommendations?", "/v1/portable/recommendations"])
-def test_nor_the_answers_to_calls_with_a_body(shared_client: Client, path: str) -> None:
+def test_responses_to_calls_with_a_body_are_not_cacheable(shared_client: Client, path: str) -> None:
     sent = post({"user_id": "ada"}, path=path)
     ((_, headers, _),) = shared_client.runner.run(Server(shared_client).exchange(sent))
     assert headers["cache-control"] == "no-store"
 
 
-def test_the_script_for_pages_is_for_everybody(shared_client: Client) -> None:
+def test_the_browser_script_is_cacheable(shared_client: Client) -> None:
     script, head = shared_client.get("/client.js"), shared_client.request("HEAD", "/client.js")
     assert (script.status_code, head.status_code, head.content) == (200, 200, b"")
     assert script.headers["cache-control"] == head.headers["cache-control"] == "public, max-age=3600"

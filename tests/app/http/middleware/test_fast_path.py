@@ -1,4 +1,4 @@
-"""Direct answers are those of the declared routes: the same requests, right and wrong, go both ways."""
+"""The fast path returns what the declared routes return, for valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_a_store_that_is_gone(start: Any, tmp_path: Path) -> None:
     client.close()
 
 
-def test_both_are_counted_under_one_route(client: Client) -> None:
+def test_both_ways_are_counted_under_one_route(client: Client) -> None:
     client.click("ada", "item-1")
     assert_same(client, "POST", "/v1/recommendations", json={"user_id": "ada"})
     assert_same(client, "GET", GET.format("ada"))
@@ -286,7 +286,7 @@ def test_both_are_counted_under_one_route(client: Client) -> None:
     }
 
 
-def test_a_fault_is_answered_and_goes_on_to_the_log(known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_returns_500_and_is_logged(known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: object) -> None:
         raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""Clients that take their time, and more of them than there is time for: they are cut off, and others are served."""
+"""Slow clients and overload: slow clients are disconnected, excess requests refused, and others served."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_slow_clients_are_cut_off_while_others_are_served(server: Process) -> No
     assert set(served) == {200}
 
 
-def test_who_does_not_take_the_answer_is_cut_off(server: Process) -> None:
+def test_a_client_that_does_not_read_the_response_is_cut_off(server: Process) -> None:
     request = b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
     with ExitStack() as stack:
         lazy = [stack.enter_context(connected(server)) for _ in range(2 * MAX_REQUESTS)]
@@ -163,7 +163,7 @@ def test_one_connection_too_many_is_closed(server: Process) -> None:
     wait_until(is_served)  # the server has noticed that they are gone
 
 
-def test_more_requests_than_can_be_worked_on_are_told_to_come_back(server: Process) -> None:
+def test_requests_beyond_the_limit_get_503_with_retry_after(server: Process) -> None:
     answers: list[httpx.Response] = []
     watched: list[int] = []
 
@@ -188,7 +188,7 @@ def test_more_requests_than_can_be_worked_on_are_told_to_come_back(server: Proce
     assert httpx.post(f"{server.url}/v1/recommendations", content=LARGE, timeout=PATIENCE_S).status_code == 200
 
 
-def test_nobody_works_for_who_has_gone(server: Process) -> None:
+def test_requests_of_disconnected_clients_are_not_processed(server: Process) -> None:
     request = b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(LARGE) + LARGE
     given_up = 'lisarec_request_seconds_count{method="POST",route="/v1/recommendations",status="400"}'
     give_up_at = time.monotonic() + PATIENCE_S
@@ -208,7 +208,7 @@ def test_a_worker_does_not_import_torch_before_it_answers() -> None:
 
 
 @pytest.mark.slow
-def test_keys_rotate_in_a_running_process_that_never_writes_one_down(
+def test_keys_rotate_in_a_running_process_and_are_never_logged(
     model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     file = tmp_path / "keys"

@@ -1,4 +1,4 @@
-"""Ids may be any text: users, items, events and orders with odd ones are kept apart, on each kind of store."""
+"""Ids of users, items, events and orders may be any text; unusual ones stay distinct on every store."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def undo(client: Client, user_id: str, event_id: str) -> Any:
 
 
 @pytest.mark.parametrize("odd", ODD_IDS)
-def test_all_calls_know_a_user_by_an_odd_id(shop: Client, odd: str) -> None:
+def test_all_calls_accept_an_unusual_user_id(shop: Client, odd: str) -> None:
     path = f"/v1/users/{as_part(odd)}"
     assert shop.get(path).status_code == 404
     sent = [event(odd, item_id(1), f"{odd[:100]}{n}", n, order_id=odd) for n in range(3)]
@@ -84,7 +84,7 @@ def test_all_calls_know_a_user_by_an_odd_id(shop: Client, odd: str) -> None:
 
 
 @pytest.mark.parametrize("odd", ODD_IDS)
-def test_all_calls_know_an_item_by_an_odd_id(shop: Client, odd: str) -> None:
+def test_all_calls_accept_an_unusual_item_id(shop: Client, odd: str) -> None:
     path = f"/v1/items/{as_part(odd)}"
     assert shop.request("PUT", path, json={"title": odd, "available": True}).status_code == 200
     assert shop.post("/v1/items", json=[{"item_id": odd, "categories": [odd]}]).status_code == 200
@@ -119,7 +119,7 @@ def turn(client: Client) -> int:
         return archive_log(log, writer, until, keep_tail_s=0, keep_days=None).archived
 
 
-def test_an_id_that_reads_like_the_logs_own_is_another_id(shop: Client) -> None:
+def test_ids_that_look_like_internal_ids_are_distinct(shop: Client) -> None:
     """A merged visitor's events, undos and merges have ids of their own in the log: "v/e", "undo e" and "merge ada"."""
     for n, event_id in enumerate(["e", "undo e", "merge ada", "v/e", "undo v/e"]):
         post(shop, event("ada", item_id(n), event_id, n))
@@ -137,7 +137,7 @@ def test_an_id_that_reads_like_the_logs_own_is_another_id(shop: Client) -> None:
     assert log_of(shop, "ada")[-3:] == [("ada", "undone: v/e"), ("v", "undone: e"), ("ada", "undone: undo e")]
 
 
-def test_users_whose_names_hold_slashes_are_merged_and_stay_apart(shop: Client) -> None:
+def test_users_with_slashes_in_their_ids_are_merged_correctly(shop: Client) -> None:
     users = ["p", "p/q", "p/q/r", "main/p"]
     for n, name in enumerate(users):
         post(shop, event(name, item_id(n), "r"), event(name, item_id(n), "q/r"))
@@ -152,7 +152,7 @@ def test_users_whose_names_hold_slashes_are_merged_and_stay_apart(shop: Client) 
     assert shop.get("/v1/users/p").json()["event_count"] == 4
 
 
-def test_the_archive_has_what_was_posted(shop: Client) -> None:
+def test_the_archive_contains_unusual_ids(shop: Client) -> None:
     users = [f"archived {odd}"[:128] for odd in ODD_IDS]
     for user, odd in zip(users, ODD_IDS, strict=True):
         post(shop, event(user, odd, odd, order_id=odd), event(user, item_id(1), f"{odd[:127]}2", 1))
@@ -173,7 +173,7 @@ def test_the_archive_has_what_was_posted(shop: Client) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", ".", "..", "a\x00", "a\nb", "\x1f", "\x7f", "a\x85", "x" * 129, "half \ud83d"])
-def test_what_is_no_id_is_refused_everywhere(shop: Client, bad: str) -> None:
+def test_invalid_ids_are_refused_by_all_calls(shop: Client, bad: str) -> None:
     bodies: list[tuple[str, dict[str, Any]]] = [
         *(("/v1/events", event("ada", "i", "e") | {field: bad}) for field in ("user_id", "item_id", "order_id")),
         ("/v1/events", event("ada", "i", bad)),
@@ -187,7 +187,7 @@ def test_what_is_no_id_is_refused_everywhere(shop: Client, bad: str) -> None:
         assert refused.status_code in (400, 422), (path, body)
 
 
-def test_the_longest_ids_fit_a_path_and_nothing_longer_does(shop: Client) -> None:
+def test_the_longest_ids_fit_a_path(shop: Client) -> None:
     longest = "\U0001f376" * 128  # of no other test
     post(shop, event(longest, item_id(1), longest))
     assert undo(shop, longest, longest) is True

@@ -1,4 +1,4 @@
-"""Requests in one stream, cut anywhere: the fast path and the app take turns, and answer as the app alone would."""
+"""Pipelined requests, split at any byte: fast path and app together answer like the app alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAY_DIFFER = re.compile(rb'"recommendation_id":"[^"]*"|(?:x-request-id|server-ti
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_answers_and_their_order_are_those_of_the_app(shared_client: Client, seed: int) -> None:
+def test_responses_and_their_order_equal_those_of_the_app(shared_client: Client, seed: int) -> None:
     async def exchange(server: Server, sent: bytes) -> bytes:
         cuts = sorted(chance.randrange(len(sent)) for _ in range(chance.choice((0, 2, 20))))
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):

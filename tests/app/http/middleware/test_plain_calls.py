@@ -1,4 +1,4 @@
-"""Calls with a body are answered without the app, and as it would answer them; it gets all others."""
+"""Plain calls with a body bypass the app with identical responses; all other calls reach the app."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def logged(client: Client, user_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])
-def test_events_are_logged_without_the_app(known: Client, count: int) -> None:
+def test_events_bypass_the_app(known: Client, count: int) -> None:
     server, user_id = Server(known), f"user of {count}"
     events = [event(f"{n}", user_id) for n in range(count)]
     sent = post(events[0] if count == 1 else events, "Content-Type: application/json; charset=utf-8")
@@ -78,7 +78,7 @@ BODIES: dict[str, bytes | object] = {
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_answers_are_those_of_the_app(known: Client, body: bytes | object) -> None:
+def test_responses_equal_those_of_the_app(known: Client, body: bytes | object) -> None:
     server = Server(known)
     known.runner.run(server.exchange(post(body)))  # the first one, of which the others are duplicates
     (plain,) = known.runner.run(server.exchange(post(body, "X-Request-ID: own-id_1")))
@@ -102,7 +102,7 @@ OTHER_CALLS: dict[str, tuple[str, object]] = {
 
 
 @pytest.mark.parametrize(("path", "body"), OTHER_CALLS.values(), ids=OTHER_CALLS)
-def test_other_calls_are_answered_as_by_the_app(known: Client, path: str, body: object) -> None:
+def test_variations_are_answered_like_the_app(known: Client, path: str, body: object) -> None:
     server, path = Server(known), f"/v1/{path}"
     (plain,) = known.runner.run(server.exchange(post(body, path=path)))
     assert server.for_app == []
@@ -129,13 +129,13 @@ OF_THE_APP = {
 
 
 @pytest.mark.parametrize("sent", OF_THE_APP.values(), ids=OF_THE_APP)
-def test_others_are_for_the_app(known: Client, sent: bytes) -> None:
+def test_other_calls_reach_the_app(known: Client, sent: bytes) -> None:
     server = Server(known)
     known.runner.run(server.exchange(sent))
     assert len(server.for_app) == 1
 
 
-def test_a_client_that_asks_first_is_told_to_go_on(known: Client) -> None:
+def test_expect_100_continue_is_answered(known: Client) -> None:
     async def ask_first() -> tuple[bytes, Answer]:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             head, body = post(event("asked first"), "Expect: 100-continue").split(b"\r\n\r\n")
@@ -149,7 +149,7 @@ def test_a_client_that_asks_first_is_told_to_go_on(known: Client) -> None:
     assert (told.split()[1], status, server.for_app) == (b"100", 200, [PATH])
 
 
-def test_requests_that_come_at_once_are_answered_in_order(known: Client) -> None:
+def test_pipelined_requests_are_answered_in_order(known: Client) -> None:
     ids = [f"id-{n}" for n in range(8)]
     sent = b"".join(
         post(event(name), f"X-Request-ID: {name}") if n % 2 else request("/healthz", f"X-Request-ID: {name}")
@@ -160,7 +160,7 @@ def test_requests_that_come_at_once_are_answered_in_order(known: Client) -> None
     assert {status for status, _, _ in answers} == {200}
 
 
-def test_the_metrics_count_them_with_those_of_the_app(client: Client) -> None:
+def test_metrics_count_them_together_with_the_app(client: Client) -> None:
     server = Server(client)
     for path in (PATH, f"{PATH}?"):
         client.runner.run(server.exchange(post(EVENT, path=path)))
@@ -172,7 +172,7 @@ def test_the_metrics_count_them_with_those_of_the_app(client: Client) -> None:
     assert client.services.metrics.requests.in_progress == 0
 
 
-def test_the_app_refuses_what_there_is_no_room_for(known: Client) -> None:
+def test_the_app_refuses_requests_beyond_the_limit(known: Client) -> None:
     in_progress = RequestsInProgress(1)
     server = Server(known, Bounds(in_progress))
     in_progress.begin(None)
@@ -206,13 +206,13 @@ def guarded(
 
 class TestKeys:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_keys_of_servers_need_no_app(self, guarded: tuple[Client, dict[str, str]], kind: str) -> None:
+    def test_requests_with_server_keys_bypass_the_app(self, guarded: tuple[Client, dict[str, str]], kind: str) -> None:
         server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1][kind]}"
         ((status, _, _),) = guarded[0].runner.run(server.exchange(post(event(kind), authorised)))
         assert (status, not server.for_app) == (KINDS[kind][2], KINDS[kind][1])
 
     @pytest.mark.parametrize("path", [PATH, "/v1/portable/events", "/v1/recommendations"])
-    def test_answers_are_those_of_the_app(self, guarded: tuple[Client, dict[str, str]], path: str) -> None:
+    def test_responses_equal_those_of_the_app(self, guarded: tuple[Client, dict[str, str]], path: str) -> None:
         client, texts = guarded
         body = {"events": [{"item_id": "item-1"}]} if path == "/v1/portable/events" else event("with a key")
         scope = "lists" if path == "/v1/recommendations" else "a key"
@@ -235,7 +235,7 @@ class TestKeys:
         assert (statuses, server.for_app) == ([200, 429], [])
 
     @pytest.mark.parametrize("headers", [(), ("Authorization: Bearer lisarec_0_0",)])
-    def test_the_app_refuses_at_once_what_has_no_valid_key(
+    def test_the_app_refuses_invalid_keys_at_once(
         self, guarded: tuple[Client, dict[str, str]], headers: Sequence[str]
     ) -> None:
         server, (head, _) = Server(guarded[0]), post(EVENT, *headers).split(b"\r\n\r\n")
@@ -244,13 +244,13 @@ class TestKeys:
 
 
 class TestFailures:
-    def test_the_app_answers_what_cannot_begin(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_app_answers_requests_that_cannot_start(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.http.middleware.plain_requests.uncounted_caller", None)
         server = Server(known)
         ((status, _, _),) = known.runner.run(server.exchange(post(EVENT)))
         assert (status, server.for_app) == (200, [PATH])
 
-    def test_a_fault_is_answered_and_logged(
+    def test_a_bug_returns_500_and_is_logged(
         self, known: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def fail(*_: object) -> None:
@@ -262,9 +262,7 @@ class TestFailures:
         assert "ZeroDivisionError" in caplog.text
         assert "POST /v1/events answered 500" in caplog.text
 
-    def test_the_servers_shutdown_cancels_what_takes_too_long(
-        self, known: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_shutdown_cancels_requests_that_take_too_long(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         begun = asyncio.Event()
 
         async def never(*_: object) -> None:
@@ -285,7 +283,7 @@ class TestFailures:
         assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
         assert not server.state.tasks
 
-    def test_a_store_that_is_gone(self, start: Callable[..., Client], tmp_path: Path) -> None:
+    def test_an_unavailable_store_is_reported_like_the_app(self, start: Callable[..., Client], tmp_path: Path) -> None:
         client = start(tmp_path)
         client.close_store()
         server = Server(client)

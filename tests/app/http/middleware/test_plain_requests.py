@@ -1,4 +1,4 @@
-"""Plain requests are answered without the app, and as it would answer them; it gets all others."""
+"""Plain requests for recommendations bypass the app with identical responses; all others reach the app."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def known(shared_client: Client) -> Client:
         ("Accept: */*", "User-Agent: test", "Connection: keep-alive", "Accept-Encoding: gzip"),
     ],
 )
-def test_answers_are_those_of_the_app(known: Client, user_id: str, headers: Sequence[str]) -> None:
+def test_responses_equal_those_of_the_app(known: Client, user_id: str, headers: Sequence[str]) -> None:
     server, path, run = Server(known), PATH.format(user_id), known.runner.run
     (plain,) = run(server.exchange(request(path, *headers)))
     assert server.for_app == []
@@ -71,7 +71,7 @@ def test_answers_are_those_of_the_app(known: Client, user_id: str, headers: Sequ
 
 
 @pytest.mark.parametrize("k", ["1", "10", "020", "249"])
-def test_the_length_of_a_list_needs_no_app(known: Client, k: str) -> None:
+def test_a_list_length_bypasses_the_app(known: Client, k: str) -> None:
     server = Server(known)
     (plain,) = known.runner.run(server.exchange(request(f"{PATH.format('ada')}?k={k}")))
     assert server.for_app == []
@@ -100,7 +100,7 @@ QUERIES = [
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_other_wishes_are_answered_as_by_the_app(known: Client, query: str) -> None:
+def test_other_options_are_answered_like_the_app(known: Client, query: str) -> None:
     server = Server(known)
     (plain,) = known.runner.run(server.exchange(request(f"{PATH.format('ada')}?{query}")))
     assert server.for_app == []
@@ -138,20 +138,20 @@ OF_THE_APP = {
 
 
 @pytest.mark.parametrize("sent", OF_THE_APP.values(), ids=OF_THE_APP)
-def test_others_are_for_the_app(known: Client, sent: bytes) -> None:
+def test_other_requests_reach_the_app(known: Client, sent: bytes) -> None:
     server = Server(known)
     known.runner.run(server.exchange(sent))
     assert len(server.for_app) == 1
 
 
-def test_a_head_may_come_in_parts(known: Client) -> None:
+def test_a_head_may_arrive_in_parts(known: Client) -> None:
     server = Server(known)
     sent = b"\r\n" + request(PATH.format("ada"), "X-Request-ID: in-parts")
     ((status, headers, _),) = known.runner.run(server.exchange(*(sent[n : n + 7] for n in range(0, len(sent), 7))))
     assert (status, headers["x-request-id"], server.for_app) == (200, "in-parts", [])
 
 
-def test_a_connection_takes_one_after_the_other(known: Client) -> None:
+def test_a_connection_serves_consecutive_requests(known: Client) -> None:
     async def ask_again_and_again() -> list[int]:
         async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
             statuses = []
@@ -166,7 +166,7 @@ def test_a_connection_takes_one_after_the_other(known: Client) -> None:
     assert server.state.total_requests == 6
 
 
-def test_requests_that_come_at_once_are_answered_in_order(known: Client) -> None:
+def test_pipelined_requests_are_answered_in_order(known: Client) -> None:
     ids = [f"id-{n}" for n in range(8)]
     paths = [PATH.format("ada"), "/healthz"] * 4
     sent = b"".join(request(path, f"X-Request-ID: {name}") for path, name in zip(paths, ids, strict=True))
@@ -176,7 +176,7 @@ def test_requests_that_come_at_once_are_answered_in_order(known: Client) -> None
     assert {status for status, _, _ in answers} == {200}
 
 
-def test_the_metrics_count_them_with_those_of_the_app(client: Client) -> None:
+def test_metrics_count_them_together_with_the_app(client: Client) -> None:
     server = Server(client)
     for path in (PATH.format("ada"), f"{PATH.format('ada')}?"):
         client.runner.run(server.exchange(request(path)))
@@ -209,13 +209,13 @@ def guarded(
 
 class TestKeys:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_keys_of_servers_need_no_app(self, guarded: tuple[Client, dict[str, str]], kind: str) -> None:
+    def test_requests_with_server_keys_bypass_the_app(self, guarded: tuple[Client, dict[str, str]], kind: str) -> None:
         server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1][kind]}"
         ((status, _, _),) = guarded[0].runner.run(server.exchange(request(PATH.format("ada"), authorised)))
         assert status == (403 if kind in ("another scope", "a page's key") else 200)
         assert bool(server.for_app) != KINDS[kind][1]
 
-    def test_a_key_above_its_rate_is_refused_as_by_the_app(
+    def test_a_key_above_its_rate_gets_the_429_of_the_app(
         self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now_s = time.monotonic()  # the seconds to wait would differ where a second ends between both answers
@@ -236,7 +236,7 @@ class TestKeys:
         ((status, _, _),) = guarded[0].runner.run(server.exchange(request(PATH.format("ada"), *headers)))
         assert (status, len(server.for_app)) == (401, 1)
 
-    def test_keys_share_the_room(self, guarded: tuple[Client, dict[str, str]]) -> None:
+    def test_keys_share_the_slots(self, guarded: tuple[Client, dict[str, str]]) -> None:
         client, texts = guarded
         in_progress = RequestsInProgress(2)
         for key_id in ("1", "2"):
@@ -247,7 +247,7 @@ class TestKeys:
         assert in_progress.has_room(Source("main", "3"))
 
 
-def test_the_app_refuses_what_there_is_no_room_for(known: Client) -> None:
+def test_the_app_refuses_requests_beyond_the_limit(known: Client) -> None:
     in_progress = RequestsInProgress(1)
     server = Server(known, Bounds(in_progress))
     in_progress.begin(None)
@@ -259,7 +259,7 @@ def test_the_app_refuses_what_there_is_no_room_for(known: Client) -> None:
 
 
 class TestFailures:
-    def test_the_app_answers_what_cannot_begin(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_app_answers_requests_that_cannot_start(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(plain_requests, "uncounted_caller")
         server = Server(known)
         ((status, _, _),) = known.runner.run(server.exchange(request(PATH.format("ada"))))
@@ -271,7 +271,7 @@ class TestFailures:
 
         monkeypatch.setattr(client.service.switcher.recommender, "recommend_plain", fail)
 
-    def test_a_fault_is_answered_and_logged(
+    def test_a_bug_returns_500_and_is_logged(
         self, known: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         self.failing(known, monkeypatch, ZeroDivisionError())
@@ -301,9 +301,7 @@ class TestFailures:
         ((status, _, _),) = known.runner.run(server.exchange(request(PATH.format("ada"))))
         assert (status, server.for_app) == (200, [])
 
-    def test_the_servers_shutdown_cancels_what_takes_too_long(
-        self, known: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_shutdown_cancels_requests_that_take_too_long(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         begun = asyncio.Event()
 
         def never(*_: object) -> None:
@@ -328,7 +326,7 @@ class TestFailures:
         assert headers["connection"] == "close"
         assert not server.state.tasks
 
-    def test_nobody_is_answered_who_has_gone(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_disconnected_clients_are_not_answered(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         begun, may_end, waiting = asyncio.Event(), asyncio.Event(), list[asyncio.Task[None]]()
         recommend = known.service.switcher.recommender.recommend_plain
 
@@ -354,7 +352,7 @@ class TestFailures:
         known.runner.run(gone())
         assert known.services.metrics.requests.in_progress == 0
 
-    def test_a_store_that_is_gone(self, start: Callable[..., Client], tmp_path: Path) -> None:
+    def test_an_unavailable_store_is_reported_like_the_app(self, start: Callable[..., Client], tmp_path: Path) -> None:
         client = start(tmp_path)
         client.close_store()
         server = Server(client)
@@ -363,7 +361,7 @@ class TestFailures:
         client.close()
 
 
-def test_slow_ones_are_logged_with_their_ids(known: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_requests_are_logged_with_their_ids(known: Client, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[bytes | None] = []
 
     class Ids(logging.Handler):
@@ -381,7 +379,7 @@ def test_slow_ones_are_logged_with_their_ids(known: Client, caplog: pytest.LogCa
     assert "GET /v1/users/{user_id}/recommendations answered 200 after" in caplog.text
 
 
-def test_a_draining_process_sends_the_client_to_another_one(start: Callable[..., Client], tmp_path: Path) -> None:
+def test_a_draining_process_closes_the_connection(start: Callable[..., Client], tmp_path: Path) -> None:
     client = start(tmp_path)
     server = Server(client)
     client.services.draining = True

@@ -1,4 +1,4 @@
-"""How many requests a process works on at a time, and how tenants and keys share them."""
+"""The limit of concurrent requests in a process, and how tenants and keys share it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.http.auth.keys import Keyring, add, make
 from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress, Source
 
 
-class TestTheBound:
+class TestLimit:
     """The middleware alone, over an app that works until it is told that it may end."""
 
     SCOPE: Scope = {"type": "http", "path": "/v1/x", "method": "POST", "headers": []}  # noqa: RUF012
@@ -48,10 +48,10 @@ class TestTheBound:
                 statuses.append(message.get("status", 0))
 
             headers = [(b"authorization", f"Bearer {key}".encode())]
-            await self.bound({**TestTheBound.SCOPE, "state": dict(self._state), "headers": headers}, receive, send)
+            await self.bound({**TestLimit.SCOPE, "state": dict(self._state), "headers": headers}, receive, send)
             return statuses[0]
 
-    async def test_works_on_no_more_than_it_may(self) -> None:
+    async def test_limits_concurrent_requests(self) -> None:
         bounded = self.Bounded(3)
         asked = [asyncio.create_task(bounded.ask()) for _ in range(10)]
         await asyncio.sleep(0)
@@ -61,7 +61,7 @@ class TestTheBound:
         assert bounded.most_at_work == 3
         assert await bounded.ask() == 200
 
-    async def test_does_not_count_those_whose_body_is_on_its_way(self) -> None:
+    async def test_does_not_count_requests_whose_body_is_arriving(self) -> None:
         bounded = self.Bounded(2)
         slow = [asyncio.create_task(bounded.ask(slowly=True)) for _ in range(50)]
         await asyncio.sleep(0)
@@ -74,7 +74,7 @@ class TestTheBound:
         await asyncio.gather(*slow, return_exceptions=True)
         assert bounded.most_at_work == 2
 
-    async def test_counts_a_response_once_while_its_app_waits_for_the_client_to_go(self) -> None:
+    async def test_counts_a_finished_response_once(self) -> None:
         """As responses with files do: they receive and send at the same time."""
 
         async def respond(_scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +103,7 @@ class TestShares:
             begun += 1
         return begun
 
-    def test_one_source_has_all_of_it_and_later_ones_their_shares(self) -> None:
+    def test_one_source_gets_everything_until_others_arrive(self) -> None:
         in_progress = RequestsInProgress(self.MOST)
         assert self.filled(in_progress, self.GREEDY) == 12
         assert self.filled(in_progress, self.OTHER) == 6  # two tenants
@@ -112,7 +112,7 @@ class TestShares:
         assert not any(map(in_progress.has_room, (self.GREEDY, self.OTHER, self.MODEST, self.THIRD)))
 
     @given(st.lists(st.tuples(st.sampled_from("abcde"), st.booleans()), max_size=200))
-    def test_a_source_below_its_share_always_has_room(self, steps: list[tuple[str, bool]]) -> None:
+    def test_a_source_below_its_share_is_always_admitted(self, steps: list[tuple[str, bool]]) -> None:
         in_progress, counts = RequestsInProgress(self.MOST), Counter[str]()
         for key_id, begins in steps:
             source = Source(key_id, key_id)
@@ -127,7 +127,7 @@ class TestShares:
                 expected = counts.total() < self.MOST or counts[other] < self.MOST / sources
                 assert in_progress.has_room(Source(other, other)) == expected
 
-    def test_a_key_that_is_at_work_on_all_there_is_leaves_others_their_share(self, tmp_path: Path) -> None:
+    def test_a_busy_key_leaves_other_keys_their_share(self, tmp_path: Path) -> None:
         """With requests, through the middleware: whoever comes second is served beside the first."""
         texts = {}
         for name, tenant in (("greedy", "main"), ("modest", "main"), ("other", "books")):
@@ -135,7 +135,7 @@ class TestShares:
             add(tmp_path / "keys", key)
 
         async def law() -> None:
-            bounded = TestTheBound.Bounded(self.MOST, Keyring(tmp_path / "keys", ["main", "books"]))
+            bounded = TestLimit.Bounded(self.MOST, Keyring(tmp_path / "keys", ["main", "books"]))
             greedy = [asyncio.create_task(bounded.ask(key=texts["greedy"])) for _ in range(30)]
             await asyncio.sleep(0)
             rest = [asyncio.create_task(bounded.ask(key=texts[name])) for name in ("modest", "other", "greedy")]
@@ -147,12 +147,12 @@ class TestShares:
 
         asyncio.run(law())
 
-    async def test_made_up_keys_have_no_share_and_take_none_of_the_key_whose_id_they_name(self, tmp_path: Path) -> None:
+    async def test_forged_keys_get_no_share_and_take_none(self, tmp_path: Path) -> None:
         """The reproduction: who knew the id of a key, or made ids up, took its room, or had room of his own."""
         text, key = make("main", ["recs:read"])
         add(tmp_path / "keys", key)
         made_up = [f"lisarec_{key.id}_{n}" for n in range(self.MOST)] + [f"lisarec_{n:012}_x" for n in range(30)]
-        bounded = TestTheBound.Bounded(self.MOST, Keyring(tmp_path / "keys", ["main", "books"]))
+        bounded = TestLimit.Bounded(self.MOST, Keyring(tmp_path / "keys", ["main", "books"]))
         wrong = [asyncio.create_task(bounded.ask(key=one)) for one in made_up]
         await asyncio.sleep(0)
         right = [asyncio.create_task(bounded.ask(key=text)) for _ in range(self.MOST + 1)]

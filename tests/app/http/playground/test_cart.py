@@ -1,4 +1,4 @@
-"""A cart in the playground and a search for the user, against what the service answers to whoever asks for the same."""
+"""The cart and the search of the playground, against the responses of the service to the same requests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def put(page: Page, item_id: str) -> None:
     page.click(f'#found li:has([data-item-id="{item_id}"]) .add')
 
 
-def test_a_cart_names_its_complements_and_changes_the_list(visitor: Page, shop: str) -> None:
+def test_a_cart_shows_complements_and_changes_the_list(visitor: Page, shop: str) -> None:
     click(visitor, "item-3")
     without = listed(shop, visitor)
     put(visitor, "item-30")
@@ -103,7 +103,7 @@ def test_another_visitor_has_an_empty_cart(visitor: Page, shop: str) -> None:
     assert [item_id for item_id, _ in recommended(visitor)] == listed(shop, visitor)
 
 
-def test_a_cart_is_filled_with_keys_alone(visitor: Page) -> None:
+def test_a_cart_is_filled_with_the_keyboard_alone(visitor: Page) -> None:
     visitor.focus("#recommendations li:first-child .item")
     first = shown(visitor, "recommendations")[0]
     visitor.keyboard.press("ArrowRight")
@@ -117,7 +117,7 @@ def test_a_cart_is_filled_with_keys_alone(visitor: Page) -> None:
     assert visitor.evaluate("document.activeElement.id") == "query"
 
 
-def test_the_command_has_the_cart(visitor: Page) -> None:
+def test_the_shown_command_contains_the_cart(visitor: Page) -> None:
     put(visitor, "item-30")
     expect(visitor.locator("#cart")).to_be_visible()
     visitor.click("#rules summary")
@@ -125,7 +125,7 @@ def test_the_command_has_the_cart(visitor: Page) -> None:
     expect(visitor.locator("#curl")).to_contain_text("--data-urlencode 'basket=item-30'")
 
 
-def test_a_search_for_the_user_is_in_the_user_s_order_after_every_click(visitor: Page, shop: str) -> None:
+def test_search_results_follow_the_user_after_every_click(visitor: Page, shop: str) -> None:
     def asked(**user: str) -> list[str]:
         return ids(httpx.get(f"{shop}/v1/items", params={"query": "thing", "limit": 20, **user}))
 

@@ -1,4 +1,4 @@
-"""The operator's figures on the page, and the benchmark that drives it."""
+"""Operator figures of the playground, and the browser benchmark that drives it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_operator_sees_figures(page: Page, url: str) -> None:
         pass
 
 
-def test_the_operator_s_figures_come_back_with_the_service(browser: Browser, url: str) -> None:
+def test_figures_return_with_the_service(browser: Browser, url: str) -> None:
     with visiting(browser, url, expected="ERR_FAILED") as page:
         page.route("**/metrics", lambda route: route.abort())
         expect(page.locator("#figures")).to_contain_text("unavailable")
@@ -54,7 +54,7 @@ def test_the_operator_s_figures_come_back_with_the_service(browser: Browser, url
         expect(page.locator("#figures")).to_contain_text("tiny in 1 process")
 
 
-def test_quantiles_are_those_of_the_buckets(page: Page) -> None:
+def test_quantiles_are_computed_from_the_buckets(page: Page) -> None:
     """Of what was answered in between, calls of the service alone, as Prometheus' histogram_quantile has them."""
     rng = np.random.default_rng(3)
     metrics = Metrics()

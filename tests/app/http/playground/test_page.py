@@ -1,4 +1,4 @@
-"""The page itself: titles are text, everybody can use it, and it explains what it shows."""
+"""The page itself: escaping, accessibility, and explanations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TITLE = "<img src=x onerror=alert(1)> \"tea\" & 'pot' \U0001f375"
 HEBREW = "\u05e9\u05dc\u05d5\u05dd <b>"
 
 
-def test_the_card_says_what_is_served_and_how_good_it_is(page: Page, url: str) -> None:
+def test_the_card_shows_the_model_and_its_quality(page: Page, url: str) -> None:
     served = httpx.get(f"{url}/v1/model").json()
     served["generation"] = TITLE
     served["config"]["data"] |= {"sha256": "abcdef0123456789" * 4, "events": 12345, "users": 678}
@@ -43,7 +43,7 @@ def test_the_card_says_what_is_served_and_how_good_it_is(page: Page, url: str) -
     }
 
 
-def test_a_search_that_failed_says_so_until_the_next_one(browser: Browser, url: str) -> None:
+def test_a_failed_search_is_shown_until_the_next_one(browser: Browser, url: str) -> None:
     with visiting(browser, url, expected="ERR_FAILED") as page:
         click(page, "item-3")
         page.route("**/v1/items?*", lambda route: route.abort())
@@ -58,7 +58,7 @@ def test_a_search_that_failed_says_so_until_the_next_one(browser: Browser, url: 
         expect(page.locator("#notice")).to_be_hidden()
 
 
-def test_titles_are_text(page: Page, url: str) -> None:
+def test_titles_are_escaped(page: Page, url: str) -> None:
     click(page, "item-3")
     first, second = (item_id for item_id, _ in recommended(page)[:2])
     for item_id, title in ((first, TITLE), (second, HEBREW)):
@@ -100,7 +100,7 @@ def test_a_search_for_a_long_word_needs_no_scrolling_sideways(page: Page) -> Non
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
-def test_it_is_used_with_keys_alone(page: Page) -> None:
+def test_the_page_works_with_the_keyboard_alone(page: Page) -> None:
     page.focus("#query")
     page.keyboard.type("item-33")
     expect(page.locator("#found li")).to_have_count(1)
@@ -126,7 +126,7 @@ def test_it_is_used_with_keys_alone(page: Page) -> None:
     assert page.evaluate("document.activeElement.id") == "history"  # there is nothing more to undo
 
 
-def test_keys_that_choose_among_candidates_of_an_input_method_do_not_leave_the_search(page: Page) -> None:
+def test_keys_of_an_input_method_do_not_leave_the_search(page: Page) -> None:
     page.fill("#query", "item-3")
     expect(page.locator("#found-line")).to_contain_text("item-3")
     press = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true, cancelable: true, isComposing: %s})"
@@ -136,7 +136,7 @@ def test_keys_that_choose_among_candidates_of_an_input_method_do_not_leave_the_s
         assert page.evaluate("document.activeElement.tagName") == focused
 
 
-def test_colours_that_mean_something_stay_where_a_reader_has_their_own(browser: Browser, url: str) -> None:
+def test_meaningful_colours_survive_forced_colours(browser: Browser, url: str) -> None:
     colours = "places => places.map(place => getComputedStyle(document.querySelector(place)).backgroundColor)"
     places = [".map i", ".map .touched", "#legend .reads", "#time-bar i.store"]
     found = []
@@ -194,7 +194,7 @@ def test_a_recommendation_is_explained(browser: Browser, url: str, way: str) -> 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_keeps_people_with_disabilities_out(browser: Browser, url: str, scheme: str) -> None:
+def test_axe_finds_no_serious_violation(browser: Browser, url: str, scheme: str) -> None:
     with visiting(browser, url, color_scheme=scheme) as page:
         expect(page.locator("#recommendations li")).to_have_count(10)
         assert serious(page) == []
@@ -210,15 +210,13 @@ def test_nothing_keeps_people_with_disabilities_out(browser: Browser, url: str, 
         assert serious(page) == []
 
 
-def test_an_obstacle_would_be_found(page: Page) -> None:
+def test_axe_finds_an_injected_violation(page: Page) -> None:
     page.evaluate("document.querySelector('#model-line').style.setProperty('color', '#bbb')")
     page.evaluate("document.querySelector('label[for=query]').remove()")
     assert [one.partition(":")[0] for one in serious(page)] == ["color-contrast", "label"]
 
 
-def test_without_a_browser_continuous_integration_fails(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_browser_fails_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile("def test_it(browser): pass")
     monkeypatch.setenv("PATH", "")
     for in_ci, outcome in ((True, "errors"), (False, "skipped")):
@@ -228,7 +226,7 @@ def test_without_a_browser_continuous_integration_fails(
         result.stdout.fnmatch_lines("*there is no Chromium*")
 
 
-def test_the_browser_does_not_hear_of_changes_to_the_network(browser: Browser) -> None:
+def test_the_browser_ignores_network_changes(browser: Browser) -> None:
     """It would end the requests of a page that is loading, whenever something else starts a container."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -251,7 +249,7 @@ def target(link: Path) -> str:
         return ""
 
 
-def test_a_failure_says_what_the_browser_complained_of(browser: Browser, url: str) -> None:
+def test_a_failure_shows_the_browser_console(browser: Browser, url: str) -> None:
     with pytest.raises(ZeroDivisionError) as failed:
         _complain_and_fail(browser, url)
     assert failed.value.__notes__ == ["The browser complained of:\na script did not arrive"]
@@ -264,13 +262,13 @@ def _complain_and_fail(browser: Browser, url: str) -> None:
         raise ZeroDivisionError
 
 
-def test_what_is_popular_is_explained_as_such(page: Page) -> None:
+def test_popular_items_are_explained(page: Page) -> None:
     page.mouse.move(5, 5)
     page.hover("#recommendations li:first-child .item")
     expect(page.locator("#why")).to_contain_text("is popular")
 
 
-def test_the_explanation_is_seen_beside_the_list(page: Page) -> None:
+def test_the_explanation_is_visible_beside_the_list(page: Page) -> None:
     click(page, "item-3")
     for width in (1000, 700):
         page.set_viewport_size({"width": width, "height": 760})
@@ -279,7 +277,7 @@ def test_the_explanation_is_seen_beside_the_list(page: Page) -> None:
         page.mouse.move(5, 5)
 
 
-def test_ids_are_text_too(page: Page, url: str) -> None:
+def test_ids_are_escaped(page: Page, url: str) -> None:
     odd = "<img src=x onerror=alert(1)>/\"'?#100%"
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     httpx.post(f"{url}/v1/events", json={"user_id": odd, "item_id": "item-1"}).raise_for_status()

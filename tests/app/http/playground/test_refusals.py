@@ -1,4 +1,4 @@
-"""What the playground shows where the service refuses, asks for a key or cannot be reached."""
+"""Errors in the playground: refused requests, missing keys, and an unreachable service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.app.service_process import serve_in_thread
 from tests.waiting import wait_until
 
 
-def test_what_could_not_be_undone_is_undone_the_next_time(browser: Browser, url: str) -> None:
+def test_a_failed_undo_can_be_repeated(browser: Browser, url: str) -> None:
     with visiting(browser, url, expected="ERR_FAILED") as page:
         click(page, "item-3")
         before = recommended(page)
@@ -30,7 +30,7 @@ def test_what_could_not_be_undone_is_undone_the_next_time(browser: Browser, url:
         assert recommended(page) == before
 
 
-def test_a_click_whose_answer_was_lost_can_be_undone(browser: Browser, url: str) -> None:
+def test_a_click_without_a_response_can_be_undone(browser: Browser, url: str) -> None:
     with visiting(browser, url, expected="ERR_FAILED") as page:
         click(page, "item-3")
         before = recommended(page)
@@ -43,7 +43,7 @@ def test_a_click_whose_answer_was_lost_can_be_undone(browser: Browser, url: str)
         assert recommended(page) == before
 
 
-def test_nothing_of_one_user_is_shown_as_another_one_s(browser: Browser, url: str) -> None:
+def test_late_responses_are_not_shown_for_another_user(browser: Browser, url: str) -> None:
     events = [{"user_id": "grace@shop", "item_id": f"item-{row}"} for row in (4, 8)]
     httpx.post(f"{url}/v1/events", json=events).raise_for_status()
     with visiting(browser, url, expected="ERR_FAILED|status of 422") as page:
@@ -65,7 +65,7 @@ def test_nothing_of_one_user_is_shown_as_another_one_s(browser: Browser, url: st
         expect(page.locator("#state-size")).to_have_text("2 events")
 
 
-def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path, tmp_path: Path) -> None:
+def test_the_page_asks_for_a_key_if_needed(browser: Browser, model_dir: Path, tmp_path: Path) -> None:
     text, key = keys.make("main", ["events:write", "recs:read", "users:admin"])
     keys.add(tmp_path / "keys", key)
     settings = Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys", playground=True)
@@ -90,7 +90,7 @@ def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path,
         expect(page.locator("#figures")).to_contain_text("unavailable")  # that needs one more scope
 
 
-def test_what_the_service_refuses_is_said(browser: Browser, url: str) -> None:
+def test_errors_of_the_service_are_shown(browser: Browser, url: str) -> None:
     with visiting(browser, url, expected="status of 422") as page:
         expect(page.locator("#recommendations li")).to_have_count(10)  # the page has named its visitor
         user = page.input_value("#user")
@@ -105,7 +105,7 @@ def test_what_the_service_refuses_is_said(browser: Browser, url: str) -> None:
         assert page.input_value("#user") == user  # not one that the service refuses
 
 
-def test_a_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: str) -> None:
+def test_a_failed_page_load_is_retried(browser: Browser, url: str) -> None:
     with visiting(browser, url, expected="ERR_FAILED") as page:
         page.route("**/v1/**", lambda route: route.abort())
         page.reload()
@@ -121,7 +121,7 @@ def test_a_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: s
         expect(page.locator("#retry")).to_be_hidden()
 
 
-def test_a_service_that_does_not_answer_in_time_is_as_one_that_cannot_be_reached(browser: Browser, url: str) -> None:
+def test_a_timeout_is_shown_as_unreachable(browser: Browser, url: str) -> None:
     with visiting(browser, url) as page:
         expect(page.locator("#recommendations li")).to_have_count(10)
         page.add_init_script("window.late = new AbortController(); AbortSignal.timeout = () => late.signal")
@@ -139,7 +139,7 @@ def test_a_service_that_does_not_answer_in_time_is_as_one_that_cannot_be_reached
 
 
 @pytest.mark.parametrize("path", ["**/recommendations?*", "**/v1/model"])
-def test_a_page_whose_first_request_was_refused_is_tried_again(browser: Browser, url: str, path: str) -> None:
+def test_a_refused_first_request_is_retried(browser: Browser, url: str, path: str) -> None:
     with visiting(browser, url, expected="status of 503") as page:
         expect(page.locator("#recommendations li")).to_have_count(10)
         page.route(path, lambda route: route.fulfill(status=503, body="no server is available"))
@@ -151,7 +151,7 @@ def test_a_page_whose_first_request_was_refused_is_tried_again(browser: Browser,
         expect(page.locator("#notice")).to_be_hidden()
 
 
-def test_another_user_s_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: str) -> None:
+def test_a_failed_load_of_another_user_is_retried(browser: Browser, url: str) -> None:
     with visiting(browser, url, expected="ERR_FAILED|status of 404") as page:
         page.route("**/v1/**", lambda route: route.abort())
         page.reload()
@@ -172,7 +172,7 @@ def test_another_user_s_page_that_could_not_be_filled_is_tried_again(browser: Br
 
 
 @pytest.mark.parametrize("script", ["playground.js", "timing.js"])
-def test_a_page_that_lacks_a_script_says_so(browser: Browser, url: str, script: str) -> None:
+def test_a_missing_script_is_reported(browser: Browser, url: str, script: str) -> None:
     with visiting(browser, url, expected="ERR_FAILED") as page:
         expect(page.locator("#recommendations li")).to_have_count(10)
         expect(page.locator("#unstarted")).to_have_count(0)
@@ -184,7 +184,7 @@ def test_a_page_that_lacks_a_script_says_so(browser: Browser, url: str, script: 
         expect(page.locator("#recommendations li")).to_have_count(10)
 
 
-def test_an_id_of_spaces_is_none(page: Page) -> None:
+def test_an_id_of_spaces_is_ignored(page: Page) -> None:
     user = page.input_value("#user")
     page.on("request", lambda request: pytest.fail(request.url) if "/users/" in request.url else None)
     open_user(page, "   ")

@@ -1,4 +1,4 @@
-"""The rules of a list in the playground: faults where they are, names that are completed, and the same as a command."""
+"""Rules of a list in the playground: error positions, completion of names, and the equivalent command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def asked(url: str, page: Page, **query: str) -> list[str]:
     return [item["item_id"] for item in answer["items"]]
 
 
-def test_filter_and_boost_choose_the_list(rules: Page, shop: str) -> None:
+def test_filter_and_boost_change_the_list(rules: Page, shop: str) -> None:
     wishes = {
         "filter": "item.price < params.most && item.brand == current.brand",
         "boost": "item.price > 9.0 ? 5.0 : 0.0",
@@ -97,7 +97,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("item", "source", "reason"), REASONS)
-def test_a_list_without_a_query_says_what_it_ranks_by(
+def test_a_list_without_a_model_query_names_its_ranking(
     rules: Page, item: dict[str, object], source: str, reason: str
 ) -> None:
     said = rules.evaluate(
@@ -110,7 +110,7 @@ def test_a_list_without_a_query_says_what_it_ranks_by(
     assert reason in said
 
 
-def test_a_scenario_is_offered_and_narrowed(rules: Page, shop: str) -> None:
+def test_a_scenario_is_selected_and_narrowed(rules: Page, shop: str) -> None:
     settings = {"filter": "item.brand == 'b1'", "boost": "item.price > 9.0 ? 5.0 : 0.0"}
     httpx.put(f"{shop}/v1/admin/scenarios/of-b1", json=settings).raise_for_status()
     rules.focus("#scenario")
@@ -133,7 +133,7 @@ def test_a_scenario_is_offered_and_narrowed(rules: Page, shop: str) -> None:
         ("boost", "item.brand"),
     ],
 )
-def test_a_fault_is_marked_where_it_is(rules: Page, shop: str, field: str, text: str) -> None:
+def test_an_error_is_marked_at_its_position(rules: Page, shop: str, field: str, text: str) -> None:
     (detail,) = httpx.get(f"{shop}/v1/users/ann/recommendations", params={field: text}).json()["error"]["details"]
     found = re.match(r"at character (\d+): ", detail["reason"])
     assert found is not None
@@ -155,7 +155,7 @@ def test_a_fault_is_marked_where_it_is(rules: Page, shop: str, field: str, text:
     expect(fault).to_be_empty()
 
 
-def test_what_is_no_parameter_is_said(rules: Page) -> None:
+def test_invalid_parameters_are_reported(rules: Page) -> None:
     rules.fill("#params", '{"most": ')
     rules.click("text=Apply")
     expect(rules.locator("#params-fault")).to_contain_text("is not a JSON object")
@@ -169,7 +169,7 @@ def test_the_examples_work_in_every_shop(rules: Page) -> None:
     expect(rules.locator("#notice")).to_be_hidden()
 
 
-def test_names_of_properties_are_completed_with_keys_alone(rules: Page) -> None:
+def test_property_names_are_completed_with_the_keyboard_alone(rules: Page) -> None:
     rules.focus("#filter")
     rules.keyboard.type("item.p")
     expect(rules.locator("#completions button")).to_have_text(["price", "published_at"])
@@ -187,7 +187,7 @@ def test_names_of_properties_are_completed_with_keys_alone(rules: Page) -> None:
     assert rules.input_value("#filter") == "item.price < 5.0 && user.member"
 
 
-def test_the_command_asks_for_the_same_list(rules: Page) -> None:
+def test_the_shown_command_returns_the_same_list(rules: Page) -> None:
     rules.fill("#filter", "item.brand != 'b1' && item.price < 40.0")
     rules.click("text=Apply")
     expect(rules.locator("#recommendations li")).to_have_count(10)
@@ -200,7 +200,7 @@ def test_the_command_asks_for_the_same_list(rules: Page) -> None:
 
 
 @pytest.mark.parametrize("change", ["text", "completion", "cart", "user"])
-def test_a_command_for_another_list_goes_away(rules: Page, change: str) -> None:
+def test_a_command_for_another_list_disappears(rules: Page, change: str) -> None:
     rules.fill("#filter", "item.pri")
     rules.click("#copy-curl")
     expect(rules.locator("#copied")).to_have_text("copied")

@@ -1,4 +1,4 @@
-"""The playground: only where it is wanted, and in a real browser one user's state as it is."""
+"""The playground in a real browser: it is served only if enabled, and shows the state of one user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.app.service_process import serve_in_thread
 Client = httpx.Client
 
 
-def test_it_is_only_there_where_it_is_wanted(start: Callable[..., Client], tmp_path: Path) -> None:
+def test_the_page_is_served_only_if_enabled(start: Callable[..., Client], tmp_path: Path) -> None:
     client = start(tmp_path / "a")
     for path in ("/", "/playground", "/playground/", "/playground/playground.js"):
         assert client.get(path).status_code == 404
@@ -37,7 +37,7 @@ def test_it_is_only_there_where_it_is_wanted(start: Callable[..., Client], tmp_p
         assert client.get(f"/playground/{part}").status_code == status
 
 
-def test_a_click_changes_the_list_and_touches_the_item_s_codes(page: Page, url: str, model_dir: Path) -> None:
+def test_a_click_changes_the_list_and_highlights_the_item_s_codes(page: Page, url: str, model_dir: Path) -> None:
     expect(page.locator("#source")).to_have_text("popular")
     codes = model_directory.load(model_dir).history_codes
     for row in (7, 21, 7):  # the second time its bins are fuller than by one click
@@ -80,7 +80,7 @@ def test_a_click_changes_the_list_and_touches_the_item_s_codes(page: Page, url: 
     expect(read).to_be_empty()
 
 
-def test_a_bin_that_has_long_been_full_glows_too(page: Page, url: str, model_dir: Path) -> None:
+def test_a_long_full_bin_is_highlighted(page: Page, url: str, model_dir: Path) -> None:
     """Where things fade as fast as they come, a click leaves its bins as they were."""
     httpx.post(f"{url}/v1/events", json=[{"user_id": "eve", "item_id": "item-7"}] * 40).raise_for_status()
     open_user(page, "eve")
@@ -115,7 +115,7 @@ def test_undo_restores_the_list_and_a_reload_keeps_the_visitor(page: Page) -> No
     assert page.input_value("#user") != user
 
 
-def test_a_double_click_and_impatient_ones_are_one_event(page: Page) -> None:
+def test_repeated_clicks_are_one_event(page: Page) -> None:
     page.fill("#query", "item-3")
     page.dblclick('#found button[data-item-id="item-3"]')
     expect(page.locator("#history li")).to_have_count(1)
@@ -134,7 +134,7 @@ def test_a_double_click_and_impatient_ones_are_one_event(page: Page) -> None:
     assert len(page.evaluate("JSON.parse(localStorage.getItem('lisarec.playground')).clicks")) == 3
 
 
-def test_what_is_clicked_at_once_is_done_in_order(page: Page, url: str) -> None:
+def test_rapid_clicks_are_sent_in_order(page: Page, url: str) -> None:
     """Whoever starts over while a click is under way is forgotten with it, and has no part in the next visitor's."""
     user = page.input_value("#user")
     for _ in range(5):
@@ -146,13 +146,13 @@ def test_what_is_clicked_at_once_is_done_in_order(page: Page, url: str) -> None:
     assert len(page.evaluate("JSON.parse(localStorage.getItem('lisarec.playground')).clicks")) == 1
 
 
-def test_what_a_browser_has_kept_wrongly_is_a_new_visitor(page: Page) -> None:
+def test_corrupt_browser_storage_starts_a_new_visitor(page: Page) -> None:
     page.evaluate("localStorage.setItem('lisarec.playground', '{')")
     page.reload()
     expect(page.locator("#recommendations li")).to_have_count(10)
 
 
-def test_what_moved_is_said(page: Page) -> None:
+def test_moved_items_are_announced(page: Page) -> None:
     click(page, "item-3")
     before = [item_id for item_id, _ in recommended(page)]
     click(page, "item-40")
@@ -170,7 +170,7 @@ def test_what_moved_is_said(page: Page) -> None:
     assert page.locator("#recommendations .rank").all_inner_texts() == [str(rank) for rank in range(1, 11)]
 
 
-def test_the_first_steps_go_away_once_they_are_done(page: Page) -> None:
+def test_the_first_steps_disappear_when_done(page: Page) -> None:
     steps, done = page.locator("#start li"), page.locator("#start .done")
     expect(steps).to_have_count(3)
     expect(done).to_have_count(0)
@@ -193,7 +193,7 @@ def test_the_first_steps_go_away_once_they_are_done(page: Page) -> None:
     expect(page.locator("#start")).to_be_hidden()
 
 
-def test_the_steps_of_a_click_and_their_times(page: Page, url: str) -> None:
+def test_a_click_shows_its_stages_and_their_times(page: Page, url: str) -> None:
     with page.expect_response(re.compile("/recommendations")) as answered:
         click(page, "item-12")
     header = answered.value.header_value("server-timing") or ""
@@ -207,7 +207,7 @@ def test_the_steps_of_a_click_and_their_times(page: Page, url: str) -> None:
     assert float(shown["event"]) > 0
 
 
-def test_an_item_that_is_not_available_disappears(page: Page, url: str) -> None:
+def test_an_unavailable_item_disappears(page: Page, url: str) -> None:
     click(page, "item-5")
     gone = recommended(page)[0][0]
     httpx.put(f"{url}/v1/items/{gone}", json={"available": False}).raise_for_status()
@@ -221,7 +221,7 @@ def test_an_item_that_is_not_available_disappears(page: Page, url: str) -> None:
         httpx.put(f"{url}/v1/items/{gone}", json={"available": True}).raise_for_status()
 
 
-def test_an_item_that_no_model_has_learned_is_said_to_be_so(page: Page, url: str) -> None:
+def test_a_cold_item_is_marked(page: Page, url: str) -> None:
     httpx.put(f"{url}/v1/items/brand-new", json={"title": "Brand new"}).raise_for_status()
     before = recommended(page)
     page.fill("#query", "brand")
@@ -233,7 +233,7 @@ def test_an_item_that_no_model_has_learned_is_said_to_be_so(page: Page, url: str
     assert recommended(page) == before
 
 
-def test_another_generation_is_shown_when_it_takes_over(browser: Browser, tmp_path: Path) -> None:
+def test_a_new_generation_is_shown_after_a_switch(browser: Browser, tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "one")
     write_model(
         tmp_path / "models" / "two", shape=SHAPE.model_copy(update={"decay_rates": (0.1,), "history_codebooks": 2})
@@ -252,7 +252,7 @@ def test_another_generation_is_shown_when_it_takes_over(browser: Browser, tmp_pa
         assert len(touched(page)) == 2
 
 
-def test_without_a_model_it_says_so(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_is_reported(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
     write_model(tmp_path / "models" / "first")
     settings = Settings(data_dir=tmp_path / "state", models_dir=tmp_path / "models", playground=True)
@@ -278,7 +278,7 @@ def test_without_a_model_it_says_so(browser: Browser, tmp_path: Path, monkeypatc
         expect(page.locator("#history li")).to_have_count(3)
 
 
-def test_a_user_is_opened_and_left_as_they_are(page: Page, url: str) -> None:
+def test_opening_a_user_changes_nothing(page: Page, url: str) -> None:
     events = [{"user_id": "ada@shop", "item_id": f"item-{row}"} for row in (4, 8, 15)]
     httpx.post(f"{url}/v1/events", json=events).raise_for_status()
     open_user(page, "ada@shop")
@@ -292,9 +292,7 @@ def test_a_user_is_opened_and_left_as_they_are(page: Page, url: str) -> None:
     assert httpx.get(f"{url}/v1/users/ada@shop").json()["event_count"] == 3
 
 
-def test_an_address_opens_the_same_user_and_search_and_back_goes_to_the_one_before(
-    browser: Browser, page: Page, url: str
-) -> None:
+def test_the_url_restores_user_and_search_and_back_returns(browser: Browser, page: Page, url: str) -> None:
     events = [{"user_id": "grace & co", "item_id": f"item-{row}"} for row in (4, 8)]
     httpx.post(f"{url}/v1/events", json=events).raise_for_status()
     click(page, "item-3")
@@ -322,7 +320,7 @@ def test_an_address_opens_the_same_user_and_search_and_back_goes_to_the_one_befo
     expect(page).to_have_url(re.compile(r"/playground/#query=item-1$"))
 
 
-def test_starting_over_forgets_the_visitor(page: Page, url: str) -> None:
+def test_starting_over_deletes_the_visitor(page: Page, url: str) -> None:
     click(page, "item-3")
     user = page.input_value("#user")
     assert httpx.get(f"{url}/v1/users/{user}").status_code == 200
