@@ -1,4 +1,4 @@
-"""Dates and times of day in two columns: `lisarec check` says how to join them, and they read like one column."""
+"""Dates and times of day in separate columns: `lisarec check` says how to join them, and they read like one column."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_suggested_option_joins_them(tmp_path: Path, capsys: pytest.CaptureF
         pass
 
 
-def test_numbers_that_are_days_need_a_zone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numeric_days_need_a_time_zone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = export(tmp_path, "user_id,item_id,day,time\nu,i,20251224,18:30\nu,i,20251225,\n")
     columns = "day=timestamp"
     status, said = checked(capsys, table, "--columns", columns)
@@ -97,7 +97,7 @@ def test_times_in_another_unit_are_noted(tmp_path: Path, capsys: pytest.CaptureF
     assert (status, "note: 2 lines: timestamp is before 1990 (line 2: '46015'; line 3: '46016')" in said) == (0, True)
 
 
-def test_columns_of_english_names_are_told_apart_by_their_cells(
+def test_date_and_time_columns_are_distinguished_by_their_cells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for header in ("Customer,SKU,Time,Date", "Customer,SKU,Order Time,Order Date"):
@@ -115,7 +115,7 @@ def test_columns_of_english_names_are_told_apart_by_their_cells(
         ("1711900000", "18:30", False),
     ],
 )
-def test_a_clock_in_a_column_beside_the_mapped_day_is_noted_with_the_whole_mapping(
+def test_an_unmapped_time_column_is_noted_with_the_complete_mapping(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], day: str, clock: str, is_noted: bool
 ) -> None:
     table = export(tmp_path, f"Kunde,Artikel,Datum,Uhrzeit\nu,i,{day},{clock}\nu,j,{day},\n")
@@ -125,19 +125,19 @@ def test_a_clock_in_a_column_beside_the_mapped_day_is_noted_with_the_whole_mappi
     assert (status, note in said) == (0, is_noted)
 
 
-def test_a_table_with_our_names_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_with_standard_names_gets_the_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = export(tmp_path, "user_id,item_id,timestamp,clock\nu,i,2025-12-24,18:30\n")
     assert "join both columns: --columns 'timestamp+clock=timestamp'" in checked(capsys, table)[1]
     assert times_of(table, "timestamp+clock=timestamp", tmp_path / "cache") == [1766597400.0]
 
 
 @pytest.mark.parametrize("name", ["Datum+Uhrzeit", "Datum + Uhrzeit"])
-def test_a_column_of_the_whole_name_comes_first(tmp_path: Path, name: str) -> None:
+def test_a_column_whose_name_contains_a_plus_takes_precedence(tmp_path: Path, name: str) -> None:
     table = export(tmp_path, f"Kunde;Artikel;Datum;Uhrzeit;{name}\nu;i;24.12.2025;09:00;24.12.2025 18:30\n")
     assert times_of(table, f"{NAMES},{name}=timestamp", tmp_path / "cache") == [1766597400.0]
 
 
-def test_names_with_the_sign_can_be_joined_and_mapped(tmp_path: Path) -> None:
+def test_names_with_a_plus_can_be_joined_and_mapped(tmp_path: Path) -> None:
     table = export(tmp_path, "Kunde;Artikel;Tag+Monat+Jahr;Zeit;Preis+MwSt\nu;i;24.12.2025;18:30;5\n")
     columns = f"{NAMES},Tag+Monat+Jahr + Zeit=timestamp,Preis+MwSt=value"
     directory, _ = data_directory(table, mapping(columns), tmp_path / "cache")
@@ -153,9 +153,7 @@ def test_a_parquet_table_may_have_dates_and_times(tmp_path: Path) -> None:
     assert times_of(table, "day+at=timestamp", tmp_path / "cache") == [1766597400.0]
 
 
-def test_a_repeated_header_and_a_bad_time_are_found_in_both_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repeated_header_and_a_bad_time_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = export(tmp_path, TABLE + "Kunde;Artikel;Datum;Uhrzeit\n8;12/3;25.12.2025;25:00\n8;12/3;;18:30\n")
     options = ("--columns", f"{NAMES},Datum+Uhrzeit=timestamp", "--timezone", "UTC")
     status, said = checked(capsys, table, *options)
@@ -181,7 +179,7 @@ def test_a_repeated_header_and_a_bad_time_are_found_in_both_columns(
         ),
     ],
 )
-def test_what_cannot_be_joined_says_what_to_do(
+def test_columns_that_cannot_be_joined_get_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str, problem: str
 ) -> None:
     status, said = checked(capsys, export(tmp_path), "--columns", columns)
@@ -198,6 +196,6 @@ def test_columns_of_two_tables_are_not_joined(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("midnight", ["", " 00:00", " 00:00:00", "T00:00:00", " 00:00:00.000"])
-def test_a_day_may_be_exported_as_its_midnight(tmp_path: Path, midnight: str) -> None:
+def test_a_date_column_may_contain_midnight(tmp_path: Path, midnight: str) -> None:
     table = export(tmp_path, f"Kunde;Artikel;Datum;Uhrzeit\n7;12/3;2025-12-24{midnight};18:30\n")
     assert times_of(table, f"{NAMES},Datum+Uhrzeit=timestamp", tmp_path / "cache") == TIMES[:1]

@@ -1,4 +1,4 @@
-"""Downloads against a publisher on this machine: what arrives is the table it must be, or nothing at all."""
+"""Downloads from a local publisher: either the expected table arrives, or nothing."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ class TestOneFile:
         first, second = ((tmp_path / name / "interactions.tsv.gz").read_bytes() for name in ("first", "second"))
         assert first == second
 
-    def test_another_file_is_refused(self, publisher: Publisher, tmp_path: Path) -> None:
+    def test_a_file_with_another_hash_is_refused(self, publisher: Publisher, tmp_path: Path) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES + b"2 12\n"
         refused(publisher, tmp_path / "ml-1m", "git blob id .* instead of .*; the download was deleted")
 
-    def test_another_table_is_refused(
+    def test_a_table_with_another_hash_is_refused(
         self, publisher: Publisher, tmp_path: Path, small: PublicSet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES + b"2 12\n"
@@ -120,7 +120,7 @@ class TestOneFile:
         publisher.lost = 5
         refused(publisher, tmp_path / "ml-1m", "was interrupted .*; run the command again")
 
-    def test_a_stalled_publisher_is_left(self, publisher: Publisher, tmp_path: Path) -> None:
+    def test_a_stalled_download_times_out(self, publisher: Publisher, tmp_path: Path) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES
         publisher.lost, publisher.hangs = 5, True
         refused(publisher, tmp_path / "ml-1m", r"sent nothing for 0\.2 s; run the command again", timeout_s=0.2)
@@ -129,7 +129,7 @@ class TestOneFile:
         nobody = Publisher(url="http://127.0.0.1:9")
         refused(nobody, tmp_path / "ml-1m", r"127\.0\.0\.1:9/ml-1m\.txt cannot be reached .*check the network")
 
-    def test_what_stands_at_the_target_stays(self, publisher: Publisher, tmp_path: Path) -> None:
+    def test_an_existing_target_is_kept(self, publisher: Publisher, tmp_path: Path) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES
         (tmp_path / "keep").write_text("mine")
         with pytest.raises(FileExistsError, match="exists already; remove it or choose another directory with --out"):
@@ -137,13 +137,13 @@ class TestOneFile:
         assert (tmp_path / "keep").read_text() == "mine"
 
 
-def test_an_unknown_set_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_data_set_lists_the_known_ones(tmp_path: Path) -> None:
     refused(
         Publisher(), tmp_path / "x", "unknown data set 'netflix'; choose one of: ml-1m, beauty, ml-lat", name="netflix"
     )
 
 
-def test_what_is_no_archive_is_refused(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_refused(publisher: Publisher, tmp_path: Path) -> None:
     publisher.files["ml-latest-small.zip"] = b"<html>please log in</html>"
     refused(publisher, tmp_path / "x", "is not the expected file .*proxy", name="ml-latest-small")
 
@@ -154,7 +154,7 @@ def test_an_archive_without_ratings_is_refused(publisher: Publisher, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["ml-1m", "beauty"])
-def test_the_published_sequences_give_the_shared_table(
+def test_published_sequences_give_the_expected_table(
     name: str, publisher: Publisher, shared_data: Path, tmp_path: Path
 ) -> None:
     """The shared copy, written back in SASRec's form, is SASRec's file, and comes back as the shared copy."""
@@ -165,7 +165,7 @@ def test_the_published_sequences_give_the_shared_table(
     assert read_interactions(tmp_path / name).sha256 == read_interactions(shared_data / name).sha256
 
 
-def test_the_published_ratings_give_the_shared_table(publisher: Publisher, shared_data: Path, tmp_path: Path) -> None:
+def test_published_ratings_give_the_expected_table(publisher: Publisher, shared_data: Path, tmp_path: Path) -> None:
     """MovieLens orders the ratings of a user by film; the shared copy, written back like that, comes back as it is."""
     shared = shared_data / "ml-latest-small"
     ratings = sorted(table(shared / "interactions.tsv.gz"), key=lambda row: (int(row[0]), int(row[1])))
@@ -200,7 +200,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return archive.getvalue()
 
 
-def test_a_data_set_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     with new_directory(tmp_path / "new" / "set") as directory:
         write_interactions(directory, [(1, 10, 0)])

@@ -1,4 +1,4 @@
-"""Copies of a shop's tables go with the command that made them."""
+"""Temporary copies of tables are deleted when the command ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from app.jobs.datasets.bucket import own_directory
 
 
-def test_a_mapped_copy_is_deleted_when_the_command_ends_with_an_error(tmp_path: Path) -> None:
+def test_a_mapped_copy_is_deleted_after_an_error(tmp_path: Path) -> None:
     table, cache = tmp_path / "events.csv", tmp_path / "cache"
     table.write_text("customer,item_id,timestamp\nann,tea,1\n")
     options = ["--data", str(table), "--columns", "customer=user_id", "--out", str(tmp_path / "model")]
@@ -25,7 +25,7 @@ def test_a_mapped_copy_is_deleted_when_the_command_ends_with_an_error(tmp_path: 
 
 
 @pytest.mark.parametrize("function", ["open", "rmtree"])
-def test_a_directory_that_its_process_is_just_removing_is_no_error(
+def test_a_directory_removed_by_another_process_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     module, left = {"open": os, "rmtree": shutil}[function], tmp_path / "left"

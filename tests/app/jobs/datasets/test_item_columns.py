@@ -1,4 +1,4 @@
-"""Tables of a shop that name the item, or what is not available, in another way, such as `orders.product_id`."""
+"""Tables that name items or availability in other ways, such as `orders.product_id`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shop(directory: Path) -> Path:
     return directory
 
 
-def test_each_table_has_the_items_of_its_first_mapped_column(tmp_path: Path) -> None:
+def test_each_table_uses_its_first_mapped_item_column(tmp_path: Path) -> None:
     mapping = TableMapping(parse_columns([COLUMNS]))
     directory, said = data_directory(shop(tmp_path), mapping, tmp_path / "cache")
     assert read_interactions(directory).item_ids == ["tea", "cup"]
@@ -40,7 +40,7 @@ def test_an_import_of_items_still_needs_a_column_of_its_own(tmp_path: Path) -> N
         table_of_items(shop(tmp_path) / "items.csv", mapping, tmp_path / "cache")
 
 
-def test_an_import_names_columns_that_no_property_can_be(tmp_path: Path) -> None:
+def test_an_import_names_columns_that_cannot_be_properties(tmp_path: Path) -> None:
     table = tmp_path / "items.jsonl"
     table.write_text('{"sku": "tea", "brand": "Hill", "parts": [{"name": "bag"}], "sizes": [40, 41]}\n')
     _, said = table_of_items(table, TableMapping({"sku": "item_id"}), tmp_path / "cache")
@@ -57,7 +57,7 @@ def test_a_suggested_option_keeps_both_columns(tmp_path: Path, capsys: pytest.Ca
     assert f"--columns '{COLUMNS},event=type'" in capsys.readouterr().out
 
 
-def test_a_column_of_items_without_their_table_is_told_from_a_misspelt_one(tmp_path: Path) -> None:
+def test_a_column_of_a_missing_items_table_is_distinguished_from_a_misspelling(tmp_path: Path) -> None:
     (shop(tmp_path) / "items.csv").unlink()
     mapping = TableMapping(parse_columns([COLUMNS.replace("name=title", "price=cost")]))
     with pytest.raises(DataError, match=r"'price' to cost, a column of a table of items, .*items\.csv"):
@@ -67,7 +67,7 @@ def test_a_column_of_items_without_their_table_is_told_from_a_misspelt_one(tmp_p
         data_directory(tmp_path, mapping, tmp_path / "cache")
 
 
-def test_categories_that_other_signs_separate_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_categories_with_other_separators_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = ("Tea", "Tea|Home > Cups", "Home > Tea", '"Tea, green"', "Tea;Cups")
     lines = [f"{name},{cell}\n" for name, cell in zip(("tea", "cup", "pot", "can", "jar"), cells, strict=True)]
     (shop(tmp_path) / "items.csv").write_text("".join(["id,categories\n", *lines]))
@@ -79,7 +79,7 @@ def test_categories_that_other_signs_separate_are_noted(tmp_path: Path, capsys: 
     assert "write Home|Tea" in note
 
 
-def test_a_column_may_say_which_items_are_not_available(tmp_path: Path) -> None:
+def test_a_column_may_mark_unavailable_items(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("sku,hidden\na,true\nb,No\nc,\nd,false\n")
     hidden, shown = ({"sku": "item_id", "hidden": name} for name in ("unavailable", "available"))
     table, remarks = table_of_items(tmp_path / "items.csv", TableMapping(hidden), tmp_path / "cache")

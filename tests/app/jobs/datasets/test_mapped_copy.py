@@ -1,4 +1,4 @@
-"""Shops' exports: `lisarec check` names all that is wrong at once, and the options that it names make them readable."""
+"""Exports of shops: `lisarec check` lists all problems at once, and the options that it suggests fix them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_all_problems_are_listed_at_once_with_counts_examples_and_fixes(
         assert expected in about, expected
 
 
-def test_without_options_the_missing_columns_and_the_option_that_names_them_are_said(
+def test_missing_columns_are_named_with_the_option_that_maps_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, lines = checked(capsys, shop(tmp_path))
@@ -121,7 +121,7 @@ def test_without_options_the_missing_columns_and_the_option_that_names_them_are_
         ("Nummer;Bezeichnung;Preis", False),
     ],
 )
-def test_a_table_of_items_alone_is_told_from_events(
+def test_a_table_of_items_is_distinguished_from_events(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str, is_of_items: bool
 ) -> None:
     table = tmp_path / "items.csv"
@@ -136,7 +136,7 @@ def test_a_table_of_items_alone_is_told_from_events(
     assert "this looks like" not in "\n".join(checked(capsys, table)[1])
 
 
-def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_suggested_option_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = "user_id;item_id;timestamp;type;value\nu;i;24.12.2025 18:30;cart_add;1,50\nu;j;24.12.2025 18:31;view;2\n"
     table = tmp_path / "events.csv"
     table.write_text(events)
@@ -160,9 +160,7 @@ def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.Capt
     )
 
 
-def test_a_time_that_the_clocks_of_the_zone_leave_out_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_nonexistent_local_time_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "events.csv"
     table.write_text("user_id,item_id,timestamp\nu,i,31.03.2024 02:30\nu,i,31.03.2024 03:30\n")
     status, lines = checked(capsys, table, "--timezone", "Europe/Berlin")
@@ -172,7 +170,7 @@ def test_a_time_that_the_clocks_of_the_zone_leave_out_says_so(
     assert checked(capsys, table, "--timezone", "UTC")[0] == 0
 
 
-def test_what_is_mapped_reads_like_a_data_directory(tmp_path: Path) -> None:
+def test_a_mapped_export_reads_like_a_data_directory(tmp_path: Path) -> None:
     lines = EVENTS.splitlines()
     whole = "\n".join([lines[0], lines[1].replace("KÄSE\x07", "K"), *lines[2:5]]) + "\n"
     directory, left_out = data_directory(shop(tmp_path, whole), GERMAN, tmp_path / "cache")
@@ -186,7 +184,7 @@ def test_what_is_mapped_reads_like_a_data_directory(tmp_path: Path) -> None:
     assert read_interactions(again).sha256 == read_interactions(directory).sha256
 
 
-def test_one_table_of_events_is_enough_and_bad_lines_may_be_left_out(tmp_path: Path) -> None:
+def test_bad_lines_of_a_single_table_may_be_skipped(tmp_path: Path) -> None:
     table = tmp_path / "export.csv"
     table.write_text(EVENTS.removeprefix("\ufeff"))
     with pytest.raises(DataError) as refused:
@@ -207,9 +205,7 @@ def test_one_table_of_events_is_enough_and_bad_lines_may_be_left_out(tmp_path: P
     assert len(found) == 4
 
 
-def test_what_skip_bad_lines_leaves_out_is_said_to_be_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skipped_lines_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = checked(capsys, shop(tmp_path), *OPTIONS, "--skip-bad-lines")
     assert status == 0
     about = "\n".join(lines)
@@ -225,7 +221,7 @@ def shop_with_items(directory: Path, items: str) -> Path:
     return directory
 
 
-def test_a_stock_count_is_told_from_yes_and_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stock_count_is_distinguished_from_booleans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = checked(capsys, shop_with_items(tmp_path, "i1,27\ni2,1\ni3,0\ni4,perhaps\n"))
     assert status == 1
     about = "\n".join(lines)
@@ -252,9 +248,7 @@ def test_a_table_of_items_without_a_readable_line_is_refused(
         table_of_items(data / "items.csv", tolerant, tmp_path)
 
 
-def test_items_of_lines_that_are_left_out_are_not_called_unknown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_items_of_skipped_lines_are_not_reported_as_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "".join(f"i{number},yes\n" for number in range(17)) + "i17,perhaps\ni18,perhaps\n"
     about = "\n".join(checked(capsys, shop_with_items(tmp_path, lines), "--skip-bad-lines")[1])
     assert "note: 1 line: the item is not in items.csv (line 21: 'i19') -> such items are learned" in about
@@ -263,7 +257,7 @@ def test_items_of_lines_that_are_left_out_are_not_called_unknown(
     assert "is not in" not in "".join(checked(capsys, shop_with_items(tmp_path, lines), "--skip-bad-lines")[1])
 
 
-def test_yes_and_no_of_six_languages_are_read_alike(tmp_path: Path) -> None:
+def test_booleans_of_six_languages_are_read(tmp_path: Path) -> None:
     yes = ("true", "1", "x", "Yes", "JA", "oui", "sí", "SÌ", "Si", "WAHR")
     no = ("false", "0", "no", "Nein", "non", "nee", "FALSCH")
     (tmp_path / "items.csv").write_text(
@@ -274,7 +268,7 @@ def test_yes_and_no_of_six_languages_are_read_alike(tmp_path: Path) -> None:
     assert not examine_items(tmp_path / "items.csv", TableMapping()).findings
 
 
-def test_items_are_imported_with_their_numbers_and_times(tmp_path: Path) -> None:
+def test_items_are_imported_with_numbers_and_times(tmp_path: Path) -> None:
     names = {"Artikel": "item_id", "Bezeichnung": "title", "Preis": "price", "Neu ab": "published_at"}
     mapping = TableMapping(names, "Europe/Berlin", ",")
     table, _ = table_of_items(shop(tmp_path) / "items.csv", mapping, tmp_path / "cache")
@@ -295,7 +289,7 @@ def test_items_are_imported_with_their_numbers_and_times(tmp_path: Path) -> None
     assert read_items(table.parent).titles == {"K-1": "Käse; mild", "K-2": "Brot"}
 
 
-def test_a_line_that_is_left_out_does_not_turn_prices_into_texts(tmp_path: Path) -> None:
+def test_a_skipped_line_does_not_turn_prices_into_texts(tmp_path: Path) -> None:
     lines = [
         "item_id;title;price",
         "K-1;Bank;1.299,00 €",
@@ -310,7 +304,7 @@ def test_a_line_that_is_left_out_does_not_turn_prices_into_texts(tmp_path: Path)
     assert prices == {"K-1": 1299.0, "K-3": 5.0}
 
 
-def test_a_plain_parquet_file_is_not_copied_so_that_it_can_be_read_piece_by_piece(tmp_path: Path) -> None:
+def test_a_plain_parquet_file_is_not_copied(tmp_path: Path) -> None:
     table = tmp_path / "events.parquet"
     frame = pl.DataFrame({"user_id": ["u", "v"], "item_id": ["i", "j"], "timestamp": [1, 2], "others": [["x"], []]})
     frame.write_parquet(table)
@@ -326,7 +320,7 @@ def test_a_plain_parquet_file_is_not_copied_so_that_it_can_be_read_piece_by_piec
         data_directory(table, TableMapping(), tmp_path / "cache")
 
 
-def test_only_the_first_of_several_processes_reads_a_table(
+def test_only_one_of_several_processes_reads_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def trained(data: Path, *_: object, **__: object) -> None:
@@ -356,16 +350,14 @@ def test_a_plain_data_directory_is_not_copied(tmp_path: Path) -> None:
         (["--decimal", "x"], "--decimal"),
     ],
 )
-def test_options_that_say_nothing_are_refused(
+def test_empty_options_are_refused(
     tmp_path: Path, arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("train", "--data", tmp_path, "--out", tmp_path / "m", *arguments) == 2
     assert hint in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-def test_a_column_that_no_table_has_is_named_with_what_was_meant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_column_is_named_with_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["replay", "--data", str(shop(tmp_path)), "--columns", "Kundennumer=user_id"])
     assert "--columns names 'Kundennumer', but no table has this column; did you mean 'Kundennummer'?" in (
@@ -373,7 +365,7 @@ def test_a_column_that_no_table_has_is_named_with_what_was_meant(
     )
 
 
-def test_commands_read_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_read_the_mapped_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_by_training: list[Interactions] = []
 
     def stop(directory: Path, *_: object, **__: object) -> None:
@@ -387,7 +379,7 @@ def test_commands_read_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found.user_ids == ["4711", "4712", "4713"]
 
 
-def test_an_import_warns_of_columns_that_may_be_read_in_two_ways(tmp_path: Path) -> None:
+def test_an_import_warns_of_ambiguous_columns(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id;kg;price\na;1.299;12,50\nb;2.450;9,90\n")
     _, said = table_of_items(tmp_path / "items.csv", TableMapping(decimal=","), tmp_path / "cache")
     (warning,) = said

@@ -1,4 +1,4 @@
-"""Tables of other recommenders, taken in as the page about them says; see also tests/clients."""
+"""Tables of other recommenders are read as docs/how-to describes; see also tests/clients."""
 
 from __future__ import annotations
 

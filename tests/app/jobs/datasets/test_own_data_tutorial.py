@@ -1,4 +1,4 @@
-"""docs/tutorials/your-own-data.md: its script makes its export, of which its checks print what stands there."""
+"""docs/tutorials/your-own-data.md: its script and its checks print what the page shows."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_export_looks_as_it_stands_there(folder: Path) -> None:
+def test_the_export_equals_the_page(folder: Path) -> None:
     shown = PAGE.partition("### What it looks like")[2].partition("```text\n")[2].partition("```")[0]
     assert (folder / "export" / "interactions.csv").read_text(encoding="cp1252").startswith(shown)
 
 
-def test_there_are_three_checks() -> None:
+def test_the_page_has_three_checks() -> None:
     assert len(CHECKS) == 3
 
 
 @pytest.mark.parametrize(("commands", "shown"), CHECKS, ids=["as it is", "with names", "with all options"])
-def test_a_check_prints_what_stands_there(
+def test_a_check_prints_the_output_of_the_page(
     folder: Path, commands: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = "".join(MAP.findall(commands)).replace("\n", " ")
@@ -55,7 +55,7 @@ def test_a_check_prints_what_stands_there(
     assert printed.out + printed.err == shown
 
 
-def test_the_model_is_the_same_on_all_pages() -> None:
+def test_all_pages_use_the_same_model() -> None:
     """Each page shows what one training of this shop gave."""
     found = [
         re.search(pattern, (TUTORIALS / name).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The made-up shop: the same every time, whole, and with something in it to learn."""
+"""The synthetic shop: deterministic, complete, and with patterns to learn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_another_seed_gives_another_shop(shop: Path, tmp_path: Path) -> None:
     assert read_interactions(tmp_path).sha256 != read_interactions(shop).sha256
 
 
-def test_every_item_has_a_title_and_is_clicked_by_somebody(shop: Path, interactions: Interactions) -> None:
+def test_every_item_has_a_title_and_a_click(shop: Path, interactions: Interactions) -> None:
     items = read_items(shop)
     assert set(items.titles) == set(interactions.item_ids)
     assert len(set(items.titles.values())) == len(items.titles) == 432
@@ -44,13 +44,13 @@ def test_every_item_has_a_title_and_is_clicked_by_somebody(shop: Path, interacti
     assert items.categories["trail-running-shoes-blue"] == ("Outdoor", "Trail running")
 
 
-def test_shoppers_move_forward_in_time(interactions: Interactions) -> None:
+def test_events_of_a_user_are_in_order_of_time(interactions: Interactions) -> None:
     for begin, end in pairwise(interactions.starts.tolist()):
         times = interactions.timestamp_us[begin:end].tolist()
         assert times == sorted(set(times))
 
 
-def test_what_comes_next_can_be_learned(interactions: Interactions) -> None:
+def test_the_next_item_is_predictable(interactions: Interactions) -> None:
     """The commonest successor of an item is right far more often than the commonest item."""
     followers: dict[int, Counter[int]] = {}
     for begin, end in pairwise(interactions.starts.tolist()):

@@ -1,4 +1,4 @@
-"""A shop's own types of events: `--types` reads them as ours, as if the table had them."""
+"""Event types of a shop: `--types` translates them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
     st.dictionaries(st.sampled_from(OWN[:-1]), st.sampled_from(["purchase", "like"]), min_size=1),
     st.sampled_from([None, "view", "cart"]),
 )
-def test_each_line_has_the_type_that_stands_for_its_own(
+def test_each_line_gets_its_translated_type(
     tmp_path: Path, own: list[str], types: dict[str, str], others: str | None
 ) -> None:
     (tmp_path / "interactions.csv").write_text(HEADER + "".join(f"u,i,{n},{one}\n" for n, one in enumerate(own)))
@@ -52,16 +52,14 @@ def test_each_line_has_the_type_that_stands_for_its_own(
         assert types_of(tmp_path, types | every_other, tmp_path / "cache") == expected
 
 
-def test_a_table_without_types_is_marked_as_a_whole(tmp_path: Path) -> None:
+def test_a_table_without_types_gets_one_type(tmp_path: Path) -> None:
     (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\nu,i,1\nu,j,2\n")
     assert types_of(tmp_path, {"*": "purchase"}, tmp_path / "cache") == ["purchase"] * 2
     with pytest.raises(DataError, match=r"--types translates types, but the header has no type.*--types '\*=purchase'"):
         types_of(tmp_path, {"Kauf": "purchase"}, tmp_path / "cache")
 
 
-def test_the_check_names_what_to_translate_and_what_no_line_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_check_names_untranslated_and_unused_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(HEADER + "u,i,1,Kauf\nu,j,2,Kauf\n")
     assert "translate them: --types Kauf=purchase\n" in checked(capsys, table)[1]
@@ -72,9 +70,7 @@ def test_the_check_names_what_to_translate_and_what_no_line_has(
     assert (code, "no line has the type 'Kuaf', which --types names -> did you mean 'Kauf'?" in said) == (1, True)
 
 
-def test_a_type_that_is_empty_or_no_name_is_to_be_translated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_and_invalid_types_must_be_translated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(HEADER + "u,i,1,\nu,j,2,In den Warenkorb\n")
     said = checked(capsys, table)[1]
@@ -83,7 +79,7 @@ def test_a_type_that_is_empty_or_no_name_is_to_be_translated(
     assert checked(capsys, table, "--types", "In den Warenkorb=cart,*=view")[0] == 0
 
 
-def test_what_names_empty_types_keeps_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_naming_empty_types_keeps_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(HEADER + "u,i,1,\nu,j,2,purchase\nu,k,3,own\n")
     assert "name these, too: --types 'own=own,purchase=purchase,*=view'" in checked(capsys, table)[1]
@@ -91,13 +87,13 @@ def test_what_names_empty_types_keeps_the_others(tmp_path: Path, capsys: pytest.
     assert types_of(tmp_path, types, tmp_path / "cache") == ["view", "purchase", "own"]
 
 
-def test_a_type_that_is_named_is_no_misspelling_of_another(tmp_path: Path) -> None:
+def test_a_translated_type_is_not_reported_as_a_misspelling(tmp_path: Path) -> None:
     (tmp_path / "interactions.csv").write_text(HEADER + "u,i,1,Verkauf\n")
     types = {"Kauf": "purchase", "Verkauf": "purchase"}  # on a day without the first
     assert types_of(tmp_path, types, tmp_path / "cache") == ["purchase"]
 
 
-def test_a_column_that_may_have_types_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_possible_type_column_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "bewegungen.csv"
     table.write_text("Kunde,ArtNr,Datum,Vorgang\n7,12/3,2025-12-24 18:30,Kauf\n")
     assert "--columns 'Kunde=user_id,ArtNr=item_id,Datum=timestamp'" in checked(capsys, table)[1]
@@ -108,7 +104,7 @@ def test_a_column_that_may_have_types_is_named(tmp_path: Path, capsys: pytest.Ca
     assert "every line is a click" not in mapped
 
 
-def test_the_next_command_has_the_weight_of_every_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_suggested_command_weights_every_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(HEADER + "".join(f"u,i,{row},own-{row}\n" for row in range(30)))
     options = checked(capsys, table)[1].rpartition("Next: ")[2]
@@ -140,7 +136,7 @@ def test_a_type_whose_values_are_all_negative_is_not_trained_on(
         (["detail-view", "CartAddition"], ["view", "cart"]),
     ],
 )
-def test_the_next_command_translates_types_that_have_other_names(
+def test_the_suggested_command_translates_types_with_other_names(
     own: list[str], ours: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "interactions.csv"
@@ -161,19 +157,19 @@ def test_impressions_need_no_weight_and_are_not_trained_on(tmp_path: Path, capsy
         assert [stepping.item_ids[row] for row in stepping.item] == ["i", "k"]
 
 
-def test_the_python_api_takes_the_same_types(tmp_path: Path) -> None:
+def test_the_python_api_accepts_the_same_types(tmp_path: Path) -> None:
     (tmp_path / "interactions.csv").write_text(HEADER + "u,i,1,Kauf\nu,j,2,\n")
     with directory_of(tmp_path, {"types": {"Kauf": "purchase", "*": "view"}}) as directory:
         assert pl.read_csv(directory / "interactions.csv")["type"].to_list() == ["purchase", "view"]
 
 
 @pytest.mark.parametrize("text", ["Kauf", "=purchase", "Kauf=", "Kauf=purchase,Kauf=view", "Kauf=Käufe"])
-def test_what_translates_nothing_is_refused(text: str) -> None:
+def test_a_translation_without_effect_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"OWN=TYPE|give each type one name|not a type of event"):
         parse_types([text])
 
 
-def test_an_import_of_items_takes_the_mapping_of_the_whole_shop(tmp_path: Path) -> None:
+def test_an_import_of_items_accepts_the_mapping_of_the_whole_shop(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("ArtNr,Marke\n1/2,Haus\n")
     columns = {"Kunde": "user_id", "ArtNr": "item_id", "Datum+Uhrzeit": "timestamp", "Vorgang": "type"}
     table, _ = table_of_items(tmp_path / "items.csv", TableMapping(columns), tmp_path / "cache")
@@ -183,7 +179,7 @@ def test_an_import_of_items_takes_the_mapping_of_the_whole_shop(tmp_path: Path) 
             table_of_items(tmp_path / "items.csv", TableMapping(columns | wrong), tmp_path / "cache")
 
 
-def test_an_import_of_items_takes_columns_of_events_whose_names_are_like_those_of_items(tmp_path: Path) -> None:
+def test_an_import_of_items_accepts_event_columns_with_similar_names(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("Artikelnummer,Erstelldatum\nA,heute\n")
     columns = {"Bestellnummer": "order_id", "Artikelnummer": "item_id", "Bestelldatum": "timestamp"}
     table, _ = table_of_items(tmp_path / "items.csv", TableMapping(columns), tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""`lisarec consume`, in processes of its own, from brokers over sockets to a real service: each record once."""
+"""`lisarec consume` delivers each record once, from brokers over sockets to a real service."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_each_record_is_logged_and_what_is_no_event_is_a_dead_letter_with_the_reason(
+def test_records_are_logged_and_invalid_ones_become_dead_letters(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
     poison: list[tuple[str | None, Any]] = [
@@ -90,7 +90,7 @@ def test_each_record_is_logged_and_what_is_no_event_is_a_dead_letter_with_the_re
     ), reasons
 
 
-def test_many_that_are_refused_leave_the_others_in_order(
+def test_refused_records_leave_the_others_in_order(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
     """The service names the first twenty of a request; here are more of them than that."""
@@ -107,7 +107,7 @@ def test_many_that_are_refused_leave_the_others_in_order(
     assert len(read_all(brokers.addresses, f"{topic}-dead", 100)) == 100
 
 
-def test_killed_again_and_again_each_event_counts_once(
+def test_events_count_once_across_repeated_kills(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
     service = launch()
@@ -123,7 +123,7 @@ def test_killed_again_and_again_each_event_counts_once(
     require_each_once(model_dir, state, kills * more)
 
 
-def test_members_that_come_and_go_share_the_partitions_and_each_event_counts_once(
+def test_events_count_once_across_rebalances(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
     service = launch()
@@ -145,7 +145,7 @@ def test_members_that_come_and_go_share_the_partitions_and_each_event_counts_onc
     require_each_once(model_dir, state, total)
 
 
-def test_brokers_that_go_and_connections_that_are_cut_lose_nothing(
+def test_broker_failures_and_cut_connections_lose_nothing(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
     consumer = consume(launch(), "--batch-size", 50)
@@ -163,7 +163,7 @@ def test_brokers_that_go_and_connections_that_are_cut_lose_nothing(
     require_each_once(model_dir, state, total)
 
 
-def test_a_service_that_is_away_is_waited_for_and_nothing_becomes_a_dead_letter(
+def test_an_unavailable_service_causes_no_dead_letters(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
     port = free_port()
@@ -184,7 +184,7 @@ def test_a_service_that_is_away_is_waited_for_and_nothing_becomes_a_dead_letter(
     require_each_once(model_dir, state, 400)
 
 
-def test_partitions_that_leave_while_they_are_paused_are_read_when_they_come_back(
+def test_partitions_revoked_while_paused_are_read_after_they_return(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
     url = f"http://127.0.0.1:{(port := free_port())}"
@@ -206,7 +206,7 @@ def lags(consumer: ConsumerProcess) -> dict[str, float]:
     return {name: value for name, value in consumer.metrics().items() if "lag_records" in name}
 
 
-def test_told_to_end_while_the_service_is_away_it_ends_at_once(
+def test_sigterm_ends_it_at_once_while_the_service_is_unavailable(
     brokers: MockBrokers, topic: str, consume: Consume
 ) -> None:
     produce(brokers.addresses, topic, events(10))
@@ -218,7 +218,7 @@ def test_told_to_end_while_the_service_is_away_it_ends_at_once(
         assert lag() == 10
 
 
-def test_what_the_service_refuses_as_a_whole_ends_the_command(
+def test_a_refused_request_ends_the_command(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -232,7 +232,7 @@ def test_what_the_service_refuses_as_a_whole_ends_the_command(
         assert lag() == 10
 
 
-def test_more_new_users_than_its_key_may_bring_at_once_are_sent_in_parts_and_waited_for(
+def test_new_users_beyond_the_quota_are_sent_in_parts(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, tmp_path: Path
 ) -> None:
     text, key = make("main", ["events:write"], new_users_per_hour=USERS - 1)
@@ -246,7 +246,7 @@ def test_more_new_users_than_its_key_may_bring_at_once_are_sent_in_parts_and_wai
     assert consumer.end() == 0, consumer.log()
 
 
-def test_records_of_one_user_stay_in_their_order(
+def test_records_of_a_user_stay_in_order(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
     places: defaultdict[str, list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Dead letters that are too large for their topic come with what fits of their records, and hold up nothing."""
+"""Dead letters that exceed the size limit of their topic are truncated, and block nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dead_letters(brokers: MockBrokers, topic: str) -> DeadLetters:
     return DeadLetters(config, f"{topic}-dead", threading.Event())
 
 
-def test_what_is_too_large_is_omitted_and_named(brokers: MockBrokers, topic: str) -> None:
+def test_too_large_parts_are_omitted_and_named(brokers: MockBrokers, topic: str) -> None:
     records = [record(0), record(1, value=LARGE), record(2, header=LARGE), record(3, key=LARGE), record(4)]
     dead_letters(brokers, topic).write([DeadLetter(one, "is not JSON") for one in records])
     found = {
@@ -50,6 +50,6 @@ def test_what_is_too_large_is_omitted_and_named(brokers: MockBrokers, topic: str
     }
 
 
-def test_a_topic_that_cannot_take_the_reason_ends_the_command(brokers: MockBrokers, topic: str) -> None:
+def test_a_topic_too_small_for_the_reason_ends_the_command(brokers: MockBrokers, topic: str) -> None:
     with pytest.raises(KafkaFailure, match=r"the reason alone is too large; raise 'message.max.bytes'"):
         dead_letters(brokers, topic).write([DeadLetter(record(0), "ä" * 1_000)])

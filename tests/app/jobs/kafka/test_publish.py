@@ -1,4 +1,4 @@
-"""`lisarec publish`: what is logged reaches the topic, in order, with the recommendation that it came of."""
+"""`lisarec publish` sends the log to the topic in order, with the recommendation behind each event."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def values(brokers: MockBrokers, topic: str, count: int) -> list[dict[str, Any]]
     return found
 
 
-def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation(
+def test_entries_are_published_once_in_order_with_their_recommendation(
     brokers: MockBrokers, topic: str, launch: Launch, tmp_path: Path, store: dict[str, object]
 ) -> None:
     service = launch(**store)
@@ -109,7 +109,7 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     assert [one["recommended"] for one in found if one["kind"] == "event"].count(None) == 7
 
 
-def test_a_running_publisher_names_experiments_that_begin_and_end(launch: Launch, store: dict[str, object]) -> None:
+def test_a_running_publisher_follows_experiments(launch: Launch, store: dict[str, object]) -> None:
     service = launch(**store)
     for name in ("home", "home-2"):
         assert httpx.put(f"{service.url}/v1/admin/scenarios/{name}", json={"k": 3}).is_success
@@ -132,7 +132,7 @@ def test_a_running_publisher_names_experiments_that_begin_and_end(launch: Launch
     assert Attribution(StoreSettings.model_validate(store)).of("main", event) == expected
 
 
-def test_killed_it_goes_on_and_leaves_nothing_out(
+def test_a_killed_publisher_resumes_without_gaps(
     brokers: MockBrokers, topic: str, launch: Launch, tmp_path: Path, store: dict[str, object]
 ) -> None:
     service = launch(**store)
@@ -154,7 +154,7 @@ def test_killed_it_goes_on_and_leaves_nothing_out(
         assert list(in_order) == [f"{user}-{number}" for number in range(50)]
 
 
-def test_what_redis_refuses_to_audit_is_audited_later(
+def test_audit_entries_that_redis_refuses_are_written_later(
     brokers: MockBrokers, topic: str, launch: Launch, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     service = launch(redis_url=redis_server.url)
@@ -167,14 +167,14 @@ def test_what_redis_refuses_to_audit_is_audited_later(
     publisher.end()
 
 
-def test_positions_of_another_topic_are_refused(brokers: MockBrokers, topic: str, tmp_path: Path) -> None:
+def test_offsets_of_another_topic_are_refused(brokers: MockBrokers, topic: str, tmp_path: Path) -> None:
     (tmp_path / "positions").write_text('{"topic": "other", "positions": {}}')
     refused = PublisherProcess(tmp_path, brokers.addresses, topic, {"data_dir": tmp_path}, "--once")
     assert refused.process.wait(PATIENCE_S) == 1
     assert "has the positions of the topic 'other'" in refused.log()
 
 
-def test_events_and_undos_whose_ids_look_alike_stay_different() -> None:
+def test_events_and_undos_with_similar_ids_stay_distinct() -> None:
     """The user's own "a/b", and "b" of the visitor "a", who has become the user."""
     attribution = Mock(spec=Attribution)  # of events that no recommendation led to
     for own, of_visitor in (

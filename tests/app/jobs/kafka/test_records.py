@@ -1,4 +1,4 @@
-"""What a record is as an event: the same whenever it is read, in each of the formats; and what is none."""
+"""Conversion of Kafka records to events in each format: deterministic, with a reason for invalid ones."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def event(message: Message) -> dict[str, Any]:
     return found
 
 
-def test_what_the_record_says_stays() -> None:
+def test_fields_of_the_record_are_kept() -> None:
     said = {"event_id": "e1", "user_id": "bob", "item_id": "tea", "type": "purchase", "timestamp": 17, "value": 2.5}
     assert event(record(said)) == said
 
 
-def test_user_and_time_come_from_the_record_where_its_value_has_none() -> None:
+def test_user_and_time_default_to_key_and_record_time() -> None:
     found = event(record({"item_id": "tea"}))
     assert found.pop("event_id")
     assert found == {"item_id": "tea", "user_id": "ada", "timestamp": TIME_MS / 1000}
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62), st.integers(1, 2**48 - 1))
-def test_an_id_follows_from_the_place_and_has_the_time_of_the_record(one: int, other: int, time_ms: int) -> None:
+def test_the_id_derives_from_the_offset_and_the_record_time(one: int, other: int, time_ms: int) -> None:
     ids = [
         orjson.loads(event_of(record({"item_id": "tea"}, place=place, time_ms=time_ms), decode_json))["event_id"]
         for place in (one, one, other)
@@ -72,13 +72,13 @@ def test_an_id_follows_from_the_place_and_has_the_time_of_the_record(one: int, o
     assert uuid7_time_us(ids[0]) == time_ms * 1000
 
 
-def test_a_record_without_a_time_has_an_id_and_none_of_the_consumers_time() -> None:
+def test_a_record_without_a_time_gets_an_id_without_the_consumers_clock() -> None:
     first, again = (event(record({"item_id": "tea"}, time_ms=None)) for _ in range(2))
     assert first == again
     assert "timestamp" not in first
 
 
-def test_a_record_whose_time_fits_no_uuid7_has_an_id() -> None:
+def test_a_record_with_a_time_beyond_uuid7_gets_an_id() -> None:
     """As one in microseconds."""
     first, again = (event(record({"item_id": "tea", "timestamp": 17}, time_ms=TIME_MS * 1000)) for _ in range(2))
     assert UUID(first["event_id"]).version == 5
@@ -95,7 +95,7 @@ def test_a_record_whose_time_fits_no_uuid7_has_an_id() -> None:
         (record({"item_id": "tea"}, key=b"\xff"), "a key that is not text"),
     ],
 )
-def test_what_is_no_event_says_why(message: Message, reason: str) -> None:
+def test_invalid_records_have_a_reason(message: Message, reason: str) -> None:
     with pytest.raises(PoisonRecord, match=reason):
         event_of(message, decode_json)
 
@@ -122,32 +122,30 @@ def in_avro(fields: dict[str, Any], schema: Any = SCHEMA) -> bytes:
 
 
 class TestAvro:
-    def test_it_says_what_was_written(self, tmp_path: Path) -> None:
+    def test_decodes_what_was_written(self, tmp_path: Path) -> None:
         time = datetime(2026, 11, 22, 18, 0, 0, 123_456, tzinfo=UTC)
         written = {"user_id": "bob", "item_id": "tea", "value": 2.5, "timestamp": time}
         found = orjson.loads(event_of(record(in_avro(written)), avro(tmp_path)))
         assert found.pop("event_id")
         assert found == written | {"timestamp": time.timestamp()}
 
-    def test_a_field_that_is_null_is_left_out(self, tmp_path: Path) -> None:
+    def test_omits_null_fields(self, tmp_path: Path) -> None:
         written = {"user_id": "bob", "item_id": "tea", "value": None, "timestamp": datetime(2026, 1, 1, tzinfo=UTC)}
         assert "value" not in orjson.loads(event_of(record(in_avro(written)), avro(tmp_path)))
 
     @pytest.mark.parametrize("unit", ["millis", "micros"])
-    def test_a_time_without_a_zone_is_refused(self, tmp_path: Path, unit: str) -> None:
+    def test_refuses_a_time_without_a_zone(self, tmp_path: Path, unit: str) -> None:
         time = {"name": "timestamp", "type": {"type": "long", "logicalType": f"local-timestamp-{unit}"}}
         schema = SCHEMA | {"fields": [*SCHEMA["fields"][:-1], time]}
         written = {"user_id": "bob", "item_id": "tea", "value": None, "timestamp": 1_700_000_000_000}
         assert str(reason_of(record(in_avro(written, schema)), avro(tmp_path, schema))).startswith("has a local time; ")
 
     @given(content=st.binary(max_size=40))
-    def test_other_bytes_are_no_event_and_nothing_else_happens(
-        self, tmp_path_factory: pytest.TempPathFactory, content: bytes
-    ) -> None:
+    def test_refuses_other_bytes(self, tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
         decode = avro(tmp_path_factory.getbasetemp())
         assert str(reason_of(record(content), decode)).startswith(("None", "is not valid Avro for the schema: "))
 
-    def test_a_file_that_is_no_schema_is_refused(self, tmp_path: Path) -> None:
+    def test_refuses_an_invalid_schema_file(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"schema.avsc' is not a valid Avro schema"):
             avro(tmp_path, {"type": "strange"})
 
@@ -180,7 +178,7 @@ def described(tmp_path: Path) -> Path:
 
 
 class TestProtobuf:
-    def test_it_says_what_was_written(self, tmp_path: Path) -> None:
+    def test_decodes_what_was_written(self, tmp_path: Path) -> None:
         pool = DescriptorPool()
         pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
         pool.Add(protobuf_file())
@@ -194,12 +192,10 @@ class TestProtobuf:
         assert orjson.loads(event_of(record(written.SerializeToString()), decode))["items"] == ["tea", "cup"]
 
     @given(content=st.binary(max_size=40))
-    def test_other_bytes_are_no_event_and_nothing_else_happens(
-        self, tmp_path_factory: pytest.TempPathFactory, content: bytes
-    ) -> None:
+    def test_refuses_other_bytes(self, tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
         decode = protobuf_decoder(described(tmp_path_factory.getbasetemp()), "shop.Click")
         assert reason_of(record(content), decode) in (None, "is not a message of the type shop.Click")
 
-    def test_a_type_that_is_not_described_is_refused(self, tmp_path: Path) -> None:
+    def test_refuses_a_message_type_that_is_not_in_the_descriptor(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"does not describe a message 'shop.View'"):
             protobuf_decoder(described(tmp_path), "shop.View")

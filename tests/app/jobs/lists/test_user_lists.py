@@ -1,4 +1,4 @@
-"""`lisarec recommend`: every user of the log has the list that the service would give, once, whatever is killed."""
+"""`lisarec recommend` writes the list of every user once, equal to the service's, despite kills."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def served(client: Client, user_id: str, **wishes: Any) -> Any:
 
 
 class TestLists:
-    def test_are_those_that_the_service_gives(self, shop: Client, tmp_path: Path) -> None:
+    def test_equal_those_of_the_service(self, shop: Client, tmp_path: Path) -> None:
         out = tmp_path / "lists.parquet"
         counts = write(shop, out, ListPlan({"scenario": "email"}))
         found = rows(out)
@@ -106,14 +106,14 @@ class TestLists:
         assert (last["action"], last["details"]) == ("export.lists", {"users": len(KNOWN)})
         assert not (tmp_path / "lists.parquet.parts").exists()
 
-    def test_can_be_of_some_users(self, shop: Client, tmp_path: Path) -> None:
+    def test_may_be_limited_to_some_users(self, shop: Client, tmp_path: Path) -> None:
         since_us = BASE_US + 20 * DAY_US
         write(shop, tmp_path / "new.parquet", ListPlan({}, since_us))
         assert rows(tmp_path / "new.parquet").keys() == (KNOWN & set(USERS[20:])) | {USERS[2]}  # once also the 39th
         write(shop, tmp_path / "named.parquet", ListPlan({}, user_ids=frozenset({USERS[5], USERS[3], "stranger"})))
         assert rows(tmp_path / "named.parquet").keys() == {USERS[5]}
 
-    def test_name_the_users_for_an_item(self, shop: Client, tmp_path: Path) -> None:
+    def test_may_list_the_users_for_an_item(self, shop: Client, tmp_path: Path) -> None:
         """By the script of the page, in the order of the item's places."""
         write(shop, tmp_path / "lists.parquet", ListPlan({"k": 20}))
         lists = {user_id: row["item_ids"] for user_id, row in rows(tmp_path / "lists.parquet").items()}
@@ -126,12 +126,12 @@ class TestLists:
         assert found == expected
         assert len({place for place, _ in expected}) > 1
 
-    def test_count_as_shown(self, shop: Client, tmp_path: Path) -> None:
+    def test_are_counted_as_shown(self, shop: Client, tmp_path: Path) -> None:
         write(shop, tmp_path / "lists.parquet", ListPlan({"scenario": "email"}))
         stats = shop.get("/v1/stats").json()
         assert sum(one["lists"] for one in stats["scenarios"] if one["scenario"] == "email") == len(KNOWN)
 
-    def test_name_the_scenario_that_an_experiment_gave(self, shop: Client, tmp_path: Path) -> None:
+    def test_name_the_scenario_of_an_experiment(self, shop: Client, tmp_path: Path) -> None:
         out = tmp_path / "lists.parquet"
         assert shop.request("PUT", "/v1/admin/scenarios/email-2", json={"k": 7, "exclude_seen": "all"}).is_success
         compared = {"name": "mails", "over": "scenarios", "shares": {"email": 1, "email-2": 1}}
@@ -152,7 +152,7 @@ class TestLists:
         write(shop, plain, ListPlan({}))
         assert {(row["scenario"], row["experiment"]) for row in rows(plain).values()} == {(None, None)}
 
-    def test_go_on_after_a_kill(self, shop: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_resume_after_a_kill(self, shop: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(resumable_parquet, "PART_USERS", 8)
         monkeypatch.setattr(user_lists, "USERS_AT_ONCE", 4)
         out, seen = tmp_path / "lists.parquet", list[int]()
@@ -176,11 +176,11 @@ class TestLists:
         assert min(seen[before:]) >= 24  # three parts were whole
 
     @pytest.mark.parametrize("name", ["000000.parquet", "plan"])
-    def test_may_have_the_name_of_a_part(self, shop: Client, tmp_path: Path, name: str) -> None:
+    def test_may_be_named_like_a_part(self, shop: Client, tmp_path: Path, name: str) -> None:
         write(shop, tmp_path / name, ListPlan({}))
         assert rows(tmp_path / name).keys() == KNOWN
 
-    def test_are_never_mixed_with_others(self, shop: Client, tmp_path: Path) -> None:
+    def test_are_never_mixed_with_those_of_other_options(self, shop: Client, tmp_path: Path) -> None:
         out = tmp_path / "lists.parquet"
         ListParts(out, ListPlan({"k": 5}).digest)
         with pytest.raises(ValueError, match="has parts of another export"):
@@ -189,12 +189,12 @@ class TestLists:
         with pytest.raises(ValueError, match="exists already"):
             write(shop, out, ListPlan({"k": 5}))
 
-    def test_of_no_scenario_are_refused(self, shop: Client, tmp_path: Path) -> None:
+    def test_of_an_unknown_scenario_are_refused(self, shop: Client, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="did you mean email"):
             write(shop, tmp_path / "lists.parquet", ListPlan({"scenario": "emial"}))
 
 
-def test_the_file_is_on_the_disk_before_its_parts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_synced_before_its_parts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, out = Disk(monkeypatch), tmp_path / "lists.parquet"
     remove, lost = shutil.rmtree, list[list[Path]]()
 
@@ -207,7 +207,7 @@ def test_the_file_is_on_the_disk_before_its_parts_are_removed(tmp_path: Path, mo
     assert (lost, disk.torn) == ([[]], [])
 
 
-def test_a_store_that_is_away_is_waited_for(
+def test_an_unavailable_store_is_waited_for(
     model_dir: Path, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody gets the list of a stranger meanwhile."""
@@ -256,7 +256,7 @@ def break_head(server: RedisServer, user_id: str) -> None:
         (delete_index, {"exclude_events": ["purchase"]}, "Redis failed: a user has no index"),
     ],
 )
-def test_damaged_users_are_left_out(
+def test_damaged_users_are_skipped(
     model_dir: Path,
     redis_server: RedisServer,
     tmp_path: Path,

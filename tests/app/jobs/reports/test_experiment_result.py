@@ -1,4 +1,4 @@
-"""`lisarec compare`: the log is added up by user and arm, and the intervals hold as often as they say."""
+"""`lisarec compare`: aggregation by user and arm, and coverage of the confidence intervals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def post(client: Client, user_id: str, answer: Any, **about: Any) -> None:
     assert client.post("/v1/events", json=event).status_code == 200
 
 
-def test_events_count_for_the_arm_whose_list_led_to_them(client: Client) -> None:
+def test_events_are_attributed_to_the_arm_of_their_list(client: Client) -> None:
     """Those that were undone, or name a forged list or another item, do not; those of a merged visitor count once."""
     before = listed(client, "u0")
     begin(client)
@@ -99,7 +99,7 @@ def test_events_count_for_the_arm_whose_list_led_to_them(client: Client) -> None
     assert clicks["per_list"] == of_arm["events"]["click"] / of_arm["lists"]
 
 
-def test_lists_from_before_the_shares_changed_do_not_count(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_before_a_change_of_shares_are_ignored(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     users = [f"changed-{n}" for n in range(9)]
     begin(client, name="changed")
     old = {user_id: listed(client, user_id) for user_id in users}
@@ -117,7 +117,7 @@ def test_lists_from_before_the_shares_changed_do_not_count(client: Client, capsy
     assert "no event has the recommendation_id of one of the experiment's lists" in capsys.readouterr().out
 
 
-def test_models_are_compared_too(client: Client) -> None:
+def test_models_are_compared(client: Client) -> None:
     arms = {client.model_dir.name: 1, "june": 2}
     write_model(client.settings.data_dir / client.model_dir.name)
     begin(client, name="models", over="models", shares=arms)
@@ -149,7 +149,7 @@ def test_copies_of_one_model_cannot_be_compared(client: Client, capsys: pytest.C
     assert "is a copy of another one" in capsys.readouterr().err
 
 
-def test_users_of_other_tenants_with_the_same_id_do_not_matter(client: Client) -> None:
+def test_users_of_other_tenants_with_the_same_id_are_ignored(client: Client) -> None:
     begin(client, name="tenants")
     other = Client(client.settings.model_copy(update={"tenant": "neighbour"}))
     try:
@@ -164,7 +164,7 @@ def test_users_of_other_tenants_with_the_same_id_do_not_matter(client: Client) -
 
 
 @pytest.mark.parametrize("kind", [Simulated(2_000), Simulated(4_000, share=0.3, effect=0.5)])
-def test_intervals_of_simulated_shops_hold_in_95_of_100(kind: Simulated) -> None:
+def test_intervals_cover_the_truth_in_95_percent_of_simulations(kind: Simulated) -> None:
     """Lists of heavy users are alike: the usual interval over lists holds less often; a daily look finds too much."""
     counted = count(kind, 300, seed=0)["clicks"]
     assert counted["judged"] > 250
@@ -181,7 +181,7 @@ def outcomes(sums: dict[str, list[float]], **others: Any) -> Outcomes:
     return Outcomes(started, {Measure("click", "events"): sums}, **about)
 
 
-def test_a_few_heavy_users_decide_nothing() -> None:
+def test_a_few_heavy_users_do_not_decide() -> None:
     light, heavy = [1.0] * FEWEST_USERS, [1.0] * FEWEST_USERS + [500.0]
     assert difference(light, light, 1) is not None
     assert difference(light, heavy, 1) is None
@@ -202,7 +202,7 @@ def test_a_few_heavy_users_decide_nothing() -> None:
         ({"lists": {"home": 30_000}}, ["home-2"]),
     ],
 )
-def test_arms_with_other_shares_than_assigned_are_warned_of(others: dict[str, Any], warned: list[str]) -> None:
+def test_a_sample_ratio_mismatch_is_warned_of(others: dict[str, Any], warned: list[str]) -> None:
     found = warnings_of(outcomes({"home": [1.0] * 1_000, "home-2": [1.0] * 1_000}, **others))
     assert [one.split()[0] for one in found] == warned
 
@@ -214,7 +214,7 @@ def test_an_arm_without_lists_or_events_is_warned_of(missing: str) -> None:
     assert [one.split()[0] for one in found] == [missing]
 
 
-def test_a_few_users_with_an_impression_are_no_mismatch_of_a_small_share() -> None:
+def test_few_users_cause_no_sample_ratio_mismatch_warning() -> None:
     """With 1 of 100 users, 4 of 50 are more than 4 standard deviations off, by chance in one of 600 experiments."""
     small = StartedExperiment(Experiment(name="small", over="scenarios", shares={"home": 99, "home-2": 1}), 0)
     assert warnings_of(replace(outcomes({}, reached={"home": 46, "home-2": 4}), started=small)) == []

@@ -1,4 +1,4 @@
-"""Where the output is no terminal, no job is silent for long, and its lines say what it does."""
+"""Progress lines of jobs without a terminal: regular, and with the state of the job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def progress_of(output: Output, clock: Clock) -> JobProgress:
 
 
 class TestLines:
-    def test_come_when_nothing_was_printed_for_a_while(self) -> None:
+    def test_are_printed_after_a_silence(self) -> None:
         output, clock = Output(), Clock()
         progress = progress_of(output, clock)
         progress.add_task("reading", total=None)
@@ -65,7 +65,7 @@ class TestLines:
         progress.break_silence()
         assert output.lines[2:] == ["reading"]
 
-    def test_say_how_much_is_done_and_how_long_the_rest_takes(self) -> None:
+    def test_show_the_share_done_and_the_remaining_time(self) -> None:
         output, clock = Output(), Clock()
         progress = progress_of(output, clock)
         task = progress.add_task("items", total=400)
@@ -77,14 +77,14 @@ class TestLines:
         progress.break_silence()
         assert output.lines == ["items, 25% done, 0:02:30 left", "items, 100% done"]
 
-    def test_come_by_themselves_while_the_job_does_not_come_back(self) -> None:
+    def test_are_printed_while_the_job_is_busy(self) -> None:
         output = Output()
         with JobProgress(TextColumn("{task.description}"), console=output.console, silence_s=0.01) as progress:
             progress.add_task("reading", total=None)
             wait_until(lambda: output.lines.count("reading") >= 3)
         assert "progress" not in {thread.name for thread in threading.enumerate()}
 
-    def test_are_none_on_a_terminal(self) -> None:
+    def test_are_not_printed_on_a_terminal(self) -> None:
         output = Output(is_terminal=True)
         with JobProgress(TextColumn("{task.description}"), console=output.console, silence_s=0.0) as progress:
             progress.add_task("reading", total=None)
@@ -98,7 +98,7 @@ def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_memory")
 class TestTraining:
-    def test_says_the_stage_the_epoch_the_share_the_time_left_the_rate_and_the_memory(self) -> None:
+    def test_shows_stage_epoch_share_time_rate_and_memory(self) -> None:
         output, clock = Output(), Clock()
         progress = TrainingProgress(4, 2, output.console, clock)
 
@@ -125,7 +125,7 @@ class TestTraining:
         progress.stage("writing the model")
         assert line() == "writing the model, 100% done, 325 events/s, 1,234 MiB"
 
-    def test_that_is_resumed_does_not_count_the_epochs_before_as_quick_ones(self) -> None:
+    def test_estimates_the_remaining_time_after_a_resume(self) -> None:
         output, clock = Output(), Clock()
         progress = TrainingProgress(4, 2, output.console, clock)
         progress.batch(2, 0.5, 7.0, 10_000)
@@ -134,7 +134,7 @@ class TestTraining:
         progress.break_silence()
         assert output.lines == ["epoch 4 of 4, loss 7.000, 75% done, 0:03:20 left, 50 events/s, 1,234 MiB"]
 
-    def test_says_why_it_ends_before_the_last_epoch(self) -> None:
+    def test_names_the_reason_for_early_stopping(self) -> None:
         output = Output()
         with TrainingProgress(4, 2, output.console) as progress:
             for epoch in range(3):
@@ -145,7 +145,7 @@ class TestTraining:
         assert sum("stopped" in line for line in output.lines) == 1
 
 
-def test_what_is_announced_and_counted_stands_in_lines() -> None:
+def test_announcements_and_counts_are_printed_as_lines() -> None:
     output = Output()
     with announced("reading [1]", output.console) as announce:
         announce("fitting [2]")

@@ -1,4 +1,4 @@
-"""A report in a browser: long words, colours of the reader's own, and scripts that run from right to left."""
+"""Reports in a browser: long words, forced colours, and right-to-left scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_long_word_of_a_caption_needs_no_scrolling_sideways(browser: Browser, 
     tab.close()
 
 
-def test_a_legend_keeps_the_colours_of_its_plot_where_a_reader_has_their_own(browser: Browser) -> None:
+def test_a_legend_keeps_its_colours_with_forced_colours(browser: Browser) -> None:
     plot = figure(lambda width: tag("svg", tag("rect", class_="first fill")), "", ["one"])
     tab = browser.new_page(forced_colors="active")
     tab.set_content(f"<style>{style_for([])}</style>{plot}")
@@ -28,7 +28,7 @@ def test_a_legend_keeps_the_colours_of_its_plot_where_a_reader_has_their_own(bro
     tab.close()
 
 
-def test_a_title_from_right_to_left_ends_at_its_left(browser: Browser) -> None:
+def test_a_right_to_left_title_is_truncated_at_its_left(browser: Browser) -> None:
     tab = browser.new_page()
     tab.set_content(f"<style>{style_for([2])}</style>{table(('a', 'b'), [('1', HEBREW)])}")
     left_of = """cell => {

@@ -1,4 +1,4 @@
-"""The page about a model's quality, read by a parser: whole, self-contained, and data is text in it."""
+"""The page about a model's quality, read by a parser: complete, self-contained, and escaped."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def text(report: Report, models: list[Artifact]) -> str:
 
 
 class TestPage:
-    def test_is_well_formed_and_has_every_section(self, text: str) -> None:
+    def test_is_well_formed_and_complete(self, text: str) -> None:
         read = Reader(text)
         headings = (
             "Side by side",
@@ -115,14 +115,14 @@ class TestPage:
         assert text.startswith("<!doctype html>")
         assert read.count("svg") == 2 * read.count("figure") == 12  # one for wide screens, one for narrow ones
 
-    def test_begins_with_the_verdict_and_says_what_made_it(self, text: str, report: Report) -> None:
+    def test_begins_with_the_verdict_and_names_its_origin(self, text: str, report: Report) -> None:
         first, second = (unescape(words) for words in re.findall("<p[^>]*>(.*?)</p>", text)[:2])
         assert first == report.leaderboard.verdict
         assert second.startswith(report.leaderboard.in_plain_words)
         shown = Reader(text).text
         assert {MADE.command, "2026-11-24 18:05 UTC", "lisarec 0.2.0"} <= set(shown)
 
-    def test_loads_nothing_and_runs_nothing(self, text: str) -> None:
+    def test_loads_no_resources_and_runs_no_scripts(self, text: str) -> None:
         assert "http://" not in text
         assert "https://" not in text
         read = Reader(text)
@@ -133,7 +133,7 @@ class TestPage:
         policies = [attributes["content"] for tag, attributes in read.tags if "http-equiv" in attributes]
         assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
 
-    def test_shows_titles_and_names_as_text(self, text: str, report: Report) -> None:
+    def test_escapes_titles_and_names(self, text: str, report: Report) -> None:
         whole = Reader(text).text
         shown = whole[whole.index("Most recommended items") : whole.index("Use of codewords")]
         shown += whole[whole.index("Example users and their lists") :]
@@ -145,7 +145,7 @@ class TestPage:
         assert shown.count(WICKED) == 10 + headings + histories + (lists[drawn, :10] >= 0).sum()
         assert f"Quality of {WICKED}" in whole
 
-    def test_says_by_which_rules_it_was_measured(self, text: str, report: Report) -> None:
+    def test_names_the_evaluation_protocol(self, text: str, report: Report) -> None:
         whole = " ".join(Reader(text).text)
         for rule in report.rules().values():
             assert (f"{rule:,}" if isinstance(rule, int) else str(rule)) in whole
@@ -165,7 +165,7 @@ class TestPage:
             assert name in shown
             assert f"{found['standard_deviation']:.4f}" in shown
 
-    def test_is_light_and_dark_and_can_be_read_aloud(self, text: str) -> None:
+    def test_supports_dark_mode_and_screen_readers(self, text: str) -> None:
         assert "prefers-color-scheme: dark" in text
         read = Reader(text)
         assert all(attributes.get("aria-label") for tag, attributes in read.tags if tag == "svg")
@@ -187,9 +187,7 @@ class TestPage:
         assert not {"Most recommended items", "Example users and their lists"} & set(shown.text)
         assert "hr_at_10_sampled100" in shown.text
 
-    def test_is_written_into_a_directory_that_need_not_be_there(
-        self, report: Report, models: list[Artifact], tmp_path: Path
-    ) -> None:
+    def test_is_written_into_a_new_directory(self, report: Report, models: list[Artifact], tmp_path: Path) -> None:
         file = write_page(tmp_path / "new" / "report", report, models, MADE)
         assert file == tmp_path / "new" / "report" / "index.html"
         Reader(file.read_text(encoding="utf-8"))
@@ -209,7 +207,7 @@ def compared(two_models: list[Artifact], data: Path) -> Report:
     return evaluate(two_models, data)
 
 
-def test_nothing_is_cut_off_on_any_screen(
+def test_nothing_is_clipped_on_any_screen(
     report: Report, models: list[Artifact], browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of a table, a plot and a word is within the page, whose colours have contrast, from small telephones on."""
@@ -236,9 +234,7 @@ def test_nothing_is_cut_off_on_any_screen(
 
 
 class TestUsers:
-    def test_other_models_stand_beside_the_first_with_a_verdict(
-        self, compared: Report, two_models: list[Artifact]
-    ) -> None:
+    def test_other_models_are_compared_with_the_first(self, compared: Report, two_models: list[Artifact]) -> None:
         shown, numbers = Reader(page(compared, two_models, MADE)).text, compared.to_json()
         other = numbers["other_models"]["another"]
         assert numbers["verdict"] in shown
@@ -247,12 +243,12 @@ class TestUsers:
         assert numbers["name"] == WICKED
         assert other_models_table(numbers).row_count == 2
 
-    def test_what_came_is_bold_wherever_it_is_among_the_ten(self, compared: Report, two_models: list[Artifact]) -> None:
+    def test_hits_are_bold(self, compared: Report, two_models: list[Artifact]) -> None:
         drawn = compared.drawn_users(20, 3)
         found = [variant.results[0].ranks[drawn] for variant in (compared.first, *compared.others)]
         assert Reader(page(compared, two_models, MADE, 3)).count("strong") == (np.array(found) <= 10).sum() > 0
 
-    def test_the_seed_draws_twenty_users(self, compared: Report, two_models: list[Artifact]) -> None:
+    def test_twenty_users_are_drawn_by_the_seed(self, compared: Report, two_models: list[Artifact]) -> None:
         pages = [page(compared, two_models, MADE, seed) for seed in (0, 0, 1)]
         assert pages[0] == pages[1] != pages[2]
         drawn = compared.drawn_users(20, 1).tolist()
@@ -261,7 +257,7 @@ class TestUsers:
         users = [compared.trial.interactions.user_ids[compared.users[place]] for place in drawn]
         assert [caption.split(",")[0] for caption in captions] == users
 
-    def test_titles_in_captions_run_in_their_own_direction(self, compared: Report, two_models: list[Artifact]) -> None:
+    def test_titles_in_captions_keep_their_text_direction(self, compared: Report, two_models: list[Artifact]) -> None:
         captions = [text for text in Reader(page(compared, two_models, MADE)).text if "Actual next item" in text]
         assert all(re.search("next item: \u2068[^\u2068\u2069]+\u2069\\. ", caption) for caption in captions)
 
@@ -305,7 +301,7 @@ def test_tables_have_the_mean_of_the_seeds_and_each_seed(report: Report) -> None
 
 
 @given(st.text(), st.text())
-def test_what_a_tag_holds_is_text_however_wicked(inside: str, attribute: str) -> None:
+def test_content_of_tags_is_escaped(inside: str, attribute: str) -> None:
     element = tag("p", inside, title=attribute)
     read = Reader(element)
     assert [name for name, _ in read.tags] == ["p"]
@@ -326,7 +322,7 @@ POINTS = st.lists(st.builds(Point, LABELS, NUMBERS, note=LABELS, interval=st.non
 class TestPlots:
     @settings(max_examples=30)
     @given(POINTS)
-    def test_lines_stay_within_the_plot_and_order_the_values(self, points: list[Point]) -> None:
+    def test_lines_stay_within_the_plot_and_keep_the_order_of_values(self, points: list[Point]) -> None:
         plot = lines([("a & b", points), ("c", points)], "<title>", "x")
         heights = [float(circle["cy"]) for circle in shapes(plot, "circle")]
         assert len(heights) == len(points)
@@ -336,7 +332,7 @@ class TestPlots:
 
     @settings(max_examples=30)
     @given(POINTS)
-    def test_bars_are_as_long_as_their_values(self, points: list[Point]) -> None:
+    def test_bars_are_proportional_to_their_values(self, points: list[Point]) -> None:
         drawn = list(shapes(bars(points, "t", 320), "rect"))
         widths = np.array([float(bar["width"]) for bar in drawn])
         values = np.array([point.value for point in points])
@@ -345,13 +341,13 @@ class TestPlots:
         assert all(above + BAR_THICKNESS < below for above, below in pairwise(tops))
 
     @given(st.lists(st.floats(-1e3, 1e3, allow_subnormal=False), min_size=1), st.booleans())
-    def test_an_axis_holds_all_values(self, values: list[float], from_zero: bool) -> None:
+    def test_an_axis_covers_all_values(self, values: list[float], from_zero: bool) -> None:
         values = [abs(value) for value in values] if from_zero else values
         axis = Axis.around(values, from_zero)
         assert axis.low <= min(values)
         assert max(values) <= axis.high + 1e-9 * (abs(axis.low) + abs(axis.high) + 1)  # rounding, far below a pixel
 
-    def test_a_scatter_is_in_the_order_of_amounts_and_values(self) -> None:
+    def test_a_scatter_plot_keeps_the_order_of_both_values(self) -> None:
         spots = [Spot("a & b", 512, 0.79), Spot("c", 1_000_000, 0.80), Spot("d", 4_096, 0.78)]
         marks = list(shapes(scatter(spots, "t", "bytes"), "{http://www.w3.org/2000/svg}circle"))
         across, down = ([float(mark[name]) for mark in marks] for name in ("cx", "cy"))
@@ -359,13 +355,13 @@ class TestPlots:
         assert np.argsort(down).tolist() == [1, 0, 2]
         assert (across[2] - across[0]) / (across[1] - across[0]) == pytest.approx(3 / np.log2(1e6 / 512), abs=1e-3)
 
-    def test_names_of_near_spots_stand_below_each_other(self) -> None:
+    def test_labels_of_close_points_do_not_overlap(self) -> None:
         spots = [Spot("lower", 512, 0.7899), Spot("upper", 520, 0.79), Spot("far", 1_000_000, 0.78)]
         texts = ElementTree.fromstring(scatter(spots, "t", "bytes")).iter("{http://www.w3.org/2000/svg}text")
         height = {text.text: float(text.attrib["y"]) for text in texts}
         assert height["lower"] - height["upper"] >= 12
 
-    def test_a_heat_map_is_darkest_where_most_is(self) -> None:
+    def test_a_heat_map_is_darkest_at_the_maximum(self) -> None:
         shares = np.array([[0.5, 0.25, 0.25], [0.0, 0.1, 0.9]])
         shades: Any = [float(cell["fill-opacity"]) for cell in shapes(heat_map(shares, "t", "book", "word"), "rect")]
         np.testing.assert_allclose(shades, (shares / 0.9).ravel(), atol=0.001)
