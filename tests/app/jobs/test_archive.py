@@ -1,4 +1,4 @@
-"""The loop closed by real processes: serve, collect, archive, train on the archive, serve again."""
+"""The whole loop in real processes: serve, collect, archive, train on the archive, and serve again."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def histories(interactions: Interactions) -> dict[str, list[tuple[str, str, int]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_what_was_served_is_archived_trained_on_and_served_again(
+def test_a_served_log_is_archived_trained_on_and_served_again(
     data: Path, model: Path, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     archive_dir, second = tmp_path / "archive", tmp_path / "second"
@@ -129,7 +129,7 @@ def test_what_was_served_is_archived_trained_on_and_served_again(
         assert httpx.get(f"{url}/v1/users/{user_id}").json()["event_count"] == count  # folded again, from the archive
 
 
-def test_an_event_that_only_a_lost_archive_could_decide_gets_a_503(
+def test_an_event_that_needs_the_lost_archive_gets_503(
     data: Path, model: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     archive_dir = tmp_path / "archive"
@@ -159,7 +159,7 @@ def test_an_event_that_only_a_lost_archive_could_decide_gets_a_503(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_training_reads_the_orders_that_were_posted(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+def test_training_reads_posted_orders(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue("redis_server").url if kind == "redis" else None
     settings = Settings(
         data_dir=tmp_path / "state", archive_dir=tmp_path / "archive", models_dir=tmp_path / "models", redis_url=url
@@ -194,7 +194,7 @@ def test_training_reads_the_orders_that_were_posted(tmp_path: Path, kind: str, r
     assert dict(newest.select("item_id", "order_id").iter_rows()) == kept
 
 
-def test_archives_that_cannot_be_trained_on_say_why(tmp_path: Path) -> None:
+def test_untrainable_archives_are_refused_with_a_reason(tmp_path: Path) -> None:
     with ArchiveWriter.open(tmp_path):
         pass
     with pytest.raises(DataError, match="no events yet; run 'lisarec archive'"):
@@ -214,7 +214,7 @@ def test_archives_that_cannot_be_trained_on_say_why(tmp_path: Path) -> None:
         (["--redis-url", "http://127.0.0.1:1", "--archive-dir", "a"], "redis://"),
     ],
 )
-def test_what_cannot_be_archived_says_why(
+def test_invalid_archive_commands_are_refused_with_a_reason(
     arguments: list[str],
     printed: str,
     tmp_path: Path,
@@ -231,7 +231,7 @@ def test_what_cannot_be_archived_says_why(
 
 
 @pytest.mark.usefixtures("interpreter_starts")
-def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_the_archiver_waits_for_an_unavailable_redis(tmp_path: Path, redis_server: RedisServer) -> None:
     archive_dir = tmp_path / "archive"
     command = [sys.executable, "-m", "app", "archive", "--redis-url", redis_server.url]
     metrics = f"127.0.0.1:{free_port()}"
@@ -265,7 +265,7 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
     assert [entry.record.entry_id for entry in found] == ["e1", "e2"]
 
 
-def test_how_full_redis_is_stays_known_while_the_archive_cannot_be_written(
+def test_memory_metrics_of_redis_continue_while_the_archive_is_unwritable(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
     """Nothing leaves Redis then, and an alert must come before it refuses events."""
@@ -313,9 +313,7 @@ async def append(server: RedisServer, event_id: str) -> None:
     await store.close()
 
 
-def test_a_clock_that_is_ahead_for_less_than_an_hour_drops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_less_than_an_hour_ahead_drops_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a wrong clock would drop every event that is archived, and Redis no longer has."""
 
     class Stopped(BaseException):
@@ -347,7 +345,7 @@ def test_a_clock_that_is_ahead_for_less_than_an_hour_drops_nothing(
     assert ["deleted" in turn for turn in turns] == [False, False, False, True]
 
 
-def test_no_service_starts_over_a_file_that_is_older_than_its_archive(model: Path, tmp_path: Path) -> None:
+def test_a_store_older_than_its_archive_is_refused(model: Path, tmp_path: Path) -> None:
     """What is noticed is the same for every command that folds events; others, and a restore, may open it."""
     data_dir, archive_dir = tmp_path / "state", tmp_path / "archive"
     settings = StoreSettings(data_dir=data_dir, archive_dir=archive_dir)

@@ -1,4 +1,4 @@
-"""Backups by the command: which stores are refused, and what a refused backup leaves."""
+"""The backup command: which stores it refuses, and what a refused backup leaves."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_apart(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_a_redis_that_has_lost_events_is_not_backed_up(
+def test_a_redis_with_lost_events_is_refused(
     redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asyncio.run(fill(redis_server))
@@ -75,9 +75,7 @@ def test_a_redis_that_has_lost_events_is_not_backed_up(
     assert re.fullmatch("lisarec: Redis at .* has lost acknowledged events.*\n", failed.stderr)
 
 
-def test_a_file_that_lacks_what_is_archived_is_not_backed_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_lacks_archived_events_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data_dir, archive_dir = tmp_path / "state", tmp_path / "archive"
 
     async def open_store(*event_ids: str) -> None:
@@ -94,7 +92,7 @@ def test_a_file_that_lacks_what_is_archived_is_not_backed_up(
     assert "the store lacks" in refused_backup(capsys, out, "--data-dir", data_dir, *options)
 
 
-def test_a_key_prefix_that_no_service_has_used_is_refused_and_left_alone(
+def test_an_unused_key_prefix_is_refused_and_left_unchanged(
     redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(fill(redis_server))
@@ -106,7 +104,7 @@ def test_a_key_prefix_that_no_service_has_used_is_refused_and_left_alone(
     assert sorted(redis_server.client.keys()) == keys
 
 
-def test_a_redis_that_came_back_empty_is_backed_up_again_once_the_loss_is_accepted(
+def test_an_emptied_redis_is_backed_up_after_accepting_the_loss(
     redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options, out = ["--redis-url", redis_server.url], tmp_path / "backups" / "log.jsonl.gz"
@@ -117,7 +115,7 @@ def test_a_redis_that_came_back_empty_is_backed_up_again_once_the_loss_is_accept
         assert ("activate the model again" in capsys.readouterr().out) == (command[0] == "repair")
 
 
-def test_what_is_in_no_log_comes_back_from_a_backup_after_an_accepted_loss(
+def test_data_outside_the_log_is_restored_after_an_accepted_loss(
     redis_server: RedisServer, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(fill(redis_server))
@@ -148,7 +146,7 @@ def test_what_is_in_no_log_comes_back_from_a_backup_after_an_accepted_loss(
     assert asyncio.run(use(put=False)) == before
 
 
-def test_a_redis_that_is_away_is_reported_once(tmp_path: Path) -> None:
+def test_an_unavailable_redis_is_reported_once(tmp_path: Path) -> None:
     address = f"redis://127.0.0.1:{free_port()}"
     failed = run_apart("backup", "--redis-url", address, "--out", str(tmp_path / "f"))
     assert failed.returncode == 1
@@ -166,14 +164,16 @@ def test_a_backup_that_cannot_be_audited_leaves_no_file(
     assert "maxmemory" in refused_backup(capsys, out, "--redis-url", redis_server.url)
 
 
-def test_accepting_a_loss_makes_no_store_under_a_wrong_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accepting_a_loss_under_a_wrong_name_creates_no_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="1"):
         main(["repair", "--accept-loss", "--data-dir", str(tmp_path / "typo")])
     assert "has no users" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
 
 
-def test_each_tenant_is_restored_for_a_model_of_its_own_or_for_none(
+def test_each_tenant_is_restored_with_its_own_model_or_none(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,

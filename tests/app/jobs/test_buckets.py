@@ -1,4 +1,4 @@
-"""Commands on what is at s3://: back-ups come back whole, and what is trained on is what was collected."""
+"""Commands with s3:// URLs: backups are restored completely, and trainings read what was collected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
     return run
 
 
-def test_a_back_up_in_a_bucket_fills_another_store(
+def test_a_backup_in_a_bucket_is_restored_into_another_store(
     s3: Callable[[], str],
     tmp_path: Path,
     model_dir: Path,
@@ -69,7 +69,7 @@ def test_a_back_up_in_a_bucket_fills_another_store(
     assert list((tmp_path / "cache").glob("backup-*")) == []
 
 
-def test_a_back_up_that_the_store_does_not_take_leaves_nothing(
+def test_a_failed_upload_of_a_backup_leaves_no_local_copy(
     s3: Callable[[], str],
     tmp_path: Path,
     model_dir: Path,
@@ -85,7 +85,7 @@ def test_a_back_up_that_the_store_does_not_take_leaves_nothing(
     assert list((tmp_path / "cache").glob("backup-*")) == []
 
 
-def test_a_data_directory_in_a_bucket_is_read_as_it_is(s3: Callable[[], str], tmp_path: Path) -> None:
+def test_a_data_directory_in_a_bucket_is_read_unchanged(s3: Callable[[], str], tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     generate(tmp_path / "shop", shoppers=30)
     url, cache = s3(), tmp_path / "cache"
@@ -97,7 +97,7 @@ def test_a_data_directory_in_a_bucket_is_read_as_it_is(s3: Callable[[], str], tm
     assert read_items(copy) == read_items(tmp_path / "shop")
 
 
-def test_a_run_keeps_its_copy_while_others_copy_what_is_there_later(s3: Callable[[], str], tmp_path: Path) -> None:
+def test_a_run_keeps_its_copy_while_others_copy_newer_data(s3: Callable[[], str], tmp_path: Path) -> None:
     url, cache = s3(), tmp_path / "cache"
     folder = ObjectFolder(url, cache)
     shops = [tmp_path / f"shop-{shoppers}" for shoppers in (20, 30)]
@@ -112,7 +112,7 @@ def test_a_run_keeps_its_copy_while_others_copy_what_is_there_later(s3: Callable
         assert read_interactions(copy).sha256 == read_interactions(shop).sha256
 
 
-def test_copies_of_ended_runs_go_with_the_next(s3: Callable[[], str], tmp_path: Path) -> None:
+def test_copies_of_ended_runs_are_deleted_by_the_next(s3: Callable[[], str], tmp_path: Path) -> None:
     url, cache = s3(), tmp_path / "cache"
     ObjectFolder(url, cache).add("interactions.tsv.gz", b"x")
     first = local_copy(ObjectUrl(url), cache)
@@ -123,9 +123,7 @@ def test_copies_of_ended_runs_go_with_the_next(s3: Callable[[], str], tmp_path: 
     assert set(first.parent.iterdir()) == {first, second}
 
 
-def test_an_archive_in_a_bucket_is_read_as_one_in_a_directory(
-    s3: Callable[[], str], tmp_path: Path, model_dir: Path
-) -> None:
+def test_an_archive_in_a_bucket_reads_like_a_directory(s3: Callable[[], str], tmp_path: Path, model_dir: Path) -> None:
     url, cache, once = s3(), tmp_path / "cache", ArchiverPlan(None, 0, None)
     client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state"))
     for turn in range(3):
@@ -183,14 +181,14 @@ def test_a_model_is_trained_into_a_bucket(
         (["--out", "s3://a/b", "--preset", "lisa-base"], "directory"),
     ],
 )
-def test_a_bucket_takes_only_a_named_model(
+def test_a_model_in_a_bucket_needs_a_name(
     options: list[str], hint: str, s3: Callable[[], str], tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     status, printed = command("train", "--data", tmp_path, *[option.replace("s3://a", s3()) for option in options])
     assert (status, hint in printed) == (2, True)
 
 
-def test_a_url_is_no_path(
+def test_a_url_is_not_accepted_as_a_path(
     tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, printed = command("evaluate", "--model", tmp_path, "--data", tmp_path, "--report", "s3://shop/report")

@@ -1,4 +1,4 @@
-"""The demo as a newcomer meets it: started by one command, tried with the two lines it prints."""
+"""The demo: one command starts it, and the lines that it prints work."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def curl(line: str) -> Any:
     return httpx.post(url, content=body, headers=dict([kind])).raise_for_status().json()
 
 
-def test_three_clicks_steer_the_list(running_demo: tuple[subprocess.Popen[bytes], int, Path]) -> None:
+def test_three_clicks_change_the_list(running_demo: tuple[subprocess.Popen[bytes], int, Path]) -> None:
     """Three goods of a range in order: then the next one comes first, and most of the list is of that range."""
     with httpx.Client(base_url=f"http://127.0.0.1:{running_demo[1]}/v1", timeout=PATIENCE_S) as client:
 
@@ -111,7 +111,7 @@ def test_three_clicks_steer_the_list(running_demo: tuple[subprocess.Popen[bytes]
     assert np.mean(first) > 0.8
 
 
-def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
+def test_the_page_shows_users_of_the_data_and_the_effect_of_clicks(
     running_demo: tuple[subprocess.Popen[bytes], int, Path], browser: Browser, tmp_path: Path
 ) -> None:
     """As the screenshots of the documentation are taken: in a range of goods, its others come next."""
@@ -142,7 +142,7 @@ def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
     page.close()
 
 
-def test_the_printed_lines_show_a_recommender_that_learns(
+def test_the_printed_commands_work(
     running_demo: tuple[subprocess.Popen[bytes], int, Path],
 ) -> None:
     process, port, printed = running_demo
@@ -172,7 +172,7 @@ print(json.dumps([f"{of.__module__}.{of.__qualname__}{kinds}" for one, of in loo
 """
 
 
-def test_what_compiles_while_it_trains_is_nearly_all_that_it_runs(
+def test_kernels_are_compiled_during_training(
     running_demo: tuple[subprocess.Popen[bytes], int, Path], tmp_path: Path
 ) -> None:
     model = running_demo[2].parent / "var/demo/models/demo"
@@ -192,7 +192,7 @@ def test_what_compiles_while_it_trains_is_nearly_all_that_it_runs(
 
 
 @pytest.mark.parametrize(("end", "signum"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
-def test_told_to_end_while_it_trains_it_ends_all_its_processes_without_a_traceback(
+def test_sigterm_during_training_ends_all_processes_without_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[int, int], None], signum: int
 ) -> None:
     (temporary := tmp_path / "temporary").mkdir()
@@ -208,14 +208,14 @@ def test_told_to_end_while_it_trains_it_ends_all_its_processes_without_a_traceba
         assert [*temporary.glob("tmp*")] == []
 
 
-def test_what_stops_the_service_is_left_to_it_to_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_during_compilation_are_left_to_the_service(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = Settings(data_dir=tmp_path, seal_keys_file=tmp_path / "none")
     with compiling_meanwhile(settings, Console(quiet=True)):
         pass
     assert capfd.readouterr().err == ""
 
 
-def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_before_training(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortTaken, match=f"port {port} .*; choose another port: .*--port 8001"):
@@ -224,7 +224,7 @@ def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", ["", "ann\ta\tyesterday\tclick", "ann\ta\t10\tadmired"], ids=str)
-def test_tables_that_cannot_be_trained_on_remove_no_earlier_demo(tmp_path: Path, rows: str) -> None:
+def test_untrainable_tables_keep_the_earlier_demo(tmp_path: Path, rows: str) -> None:
     (tmp_path / "interactions.tsv").write_text(f"user_id\titem_id\ttimestamp\ttype\n{rows}\n")
     earlier = [tmp_path / "demo" / name / "file" for name in ("models", "state")]
     for file in earlier:
@@ -235,7 +235,7 @@ def test_tables_that_cannot_be_trained_on_remove_no_earlier_demo(tmp_path: Path,
     assert all(file.exists() for file in earlier)
 
 
-def test_it_reads_a_shops_own_table(
+def test_it_reads_the_table_of_a_shop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found: list[Interactions] = []
@@ -249,7 +249,7 @@ def test_it_reads_a_shops_own_table(
     assert "--data" in capsys.readouterr().err
 
 
-def test_the_invitation_is_about_an_item_of_the_data(tmp_path: Path) -> None:
+def test_the_printed_example_uses_an_item_of_the_data(tmp_path: Path) -> None:
     generate(tmp_path, shoppers=50)
     titles = read_items(tmp_path).titles
     text = instructions(read_interactions(tmp_path), titles, 8000)
@@ -257,7 +257,7 @@ def test_the_invitation_is_about_an_item_of_the_data(tmp_path: Path) -> None:
     assert repr(titles[json.loads(shlex.split(click)[-1])["item_id"]]) in text
 
 
-def test_it_does_the_same_on_other_data(shared_data: Path, tmp_path: Path) -> None:
+def test_it_works_on_other_data(shared_data: Path, tmp_path: Path) -> None:
     data = shared_data / "tiny"
     titles = read_items(data).titles
     with running(tmp_path, "--data", str(data)) as (_, port, printed):

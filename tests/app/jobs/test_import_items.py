@@ -1,4 +1,4 @@
-"""Properties from tables: each column has a type, declared or that of all its cells."""
+"""Import of item properties from tables: the type of each column is declared or inferred from all its cells."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def properties(client: Client, item_id: str) -> dict[str, Any]:
     return dict(client.get(f"/v1/items/{item_id}").json()["properties"])
 
 
-def test_columns_become_properties_of_the_types_that_all_their_cells_fit(
-    client: Client, url: str, tmp_path: Path
-) -> None:
+def test_column_types_are_inferred_from_all_cells(client: Client, url: str, tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text(TABLE)
     for _ in range(2):
         assert imported(tmp_path / "items.csv", url) == 0
@@ -84,7 +82,7 @@ def test_columns_become_properties_of_the_types_that_all_their_cells_fit(
     assert client.get("/v1/admin/properties").json()["items"] == types
 
 
-def test_an_empty_cell_removes_a_value_only_if_it_is_to(client: Client, url: str, tmp_path: Path) -> None:
+def test_an_empty_cell_removes_a_value_only_on_request(client: Client, url: str, tmp_path: Path) -> None:
     header = "item_id,title,categories,available,available_until,price,tags,brand\n"
     (tmp_path / "items.csv").write_text(header + "tea,Tea,a|b,true,2099-01-01T00:00:00Z,4.5,x|y,Hill\n")
     imported(tmp_path / "items.csv", url)
@@ -100,7 +98,7 @@ def test_an_empty_cell_removes_a_value_only_if_it_is_to(client: Client, url: str
     assert (after["categories"], after.get("available_until")) == ([], None)
 
 
-def test_declared_types_go_before_what_cells_look_like(client: Client, url: str, tmp_path: Path) -> None:
+def test_declared_types_override_inferred_ones(client: Client, url: str, tmp_path: Path) -> None:
     types = {"price": "text", "brand": "set", "organic": "boolean", "code": "number", "empty": "text"}
     client.request("PUT", "/v1/admin/properties", json={"items": types})
     (tmp_path / "items.csv").write_text(TABLE)
@@ -110,7 +108,7 @@ def test_declared_types_go_before_what_cells_look_like(client: Client, url: str,
     assert held_types(url) == types | {"made": "time", "tags": "set"}
 
 
-def test_times_may_be_unix_times(client: Client, url: str, tmp_path: Path) -> None:
+def test_unix_times_are_accepted(client: Client, url: str, tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text(
         "item_id,published_at,available_until,made\n"
         "tea,1735689600,2026-12-24T12:00:00Z,1735689600500\ncup,1735689600.25,,\n"
@@ -127,7 +125,7 @@ def test_times_may_be_unix_times(client: Client, url: str, tmp_path: Path) -> No
     assert datetime.fromisoformat(found["tea"]["properties"]["made"]).timestamp() == 1735689600.5
 
 
-def test_parquet_has_the_same_types(client: Client, url: str, tmp_path: Path) -> None:
+def test_parquet_gives_the_same_types(client: Client, url: str, tmp_path: Path) -> None:
     made = [datetime(2026, 5, 1, 8, 0, 0, 5, UTC), None]
     columns = {"item_id": ["tea", "cup"], "price": [4.5, None], "organic": [None, False], "made": made, "stock": [3, 4]}
     pl.DataFrame(columns).write_parquet(tmp_path / "items.parquet")
@@ -150,7 +148,7 @@ def test_parquet_has_the_same_types(client: Client, url: str, tmp_path: Path) ->
         ("item_id\tavailable_from\na\ttomorrow\n", {}, "is neither an RFC 3339 time"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_faults_are_named(
     client: Client,
     url: str,
     tmp_path: Path,
@@ -185,7 +183,7 @@ def test_columns_that_cannot_be_properties_are_skipped_with_the_option_that_impo
     assert properties(client, "tea") == {"art_nr": 5, "hersteller_s": "u", **others}
 
 
-def test_errors_of_a_mapped_table_name_the_options_and_the_own_file(
+def test_errors_of_a_mapped_table_name_options_and_the_original_file(
     client: Client, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "Artikel.csv"
@@ -199,7 +197,7 @@ def test_errors_of_a_mapped_table_name_the_options_and_the_own_file(
     assert f"{own}, line 2: price 'much' is not a finite number" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_key_that_may_not_read_types_lets_cells_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_are_inferred_if_the_key_cannot_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert held_types("http://127.0.0.1:9") == {}
     of_others = [httpx.Response(200, content=body) for body in (b"<html>", b"[]", b"{}", b'{"items": 7}')]
     for response in (httpx.Response(403), *of_others):
@@ -207,7 +205,7 @@ def test_a_key_that_may_not_read_types_lets_cells_decide(tmp_path: Path, monkeyp
         assert held_types("http://service", "key") == {}
 
 
-def test_an_import_without_a_key_says_how_to_pass_one(
+def test_a_missing_key_is_reported_with_the_option(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(tmp_path / "keys", make("main", scopes=["catalogue:write"])[1])
@@ -218,7 +216,7 @@ def test_an_import_without_a_key_says_how_to_pass_one(
     client.close()
 
 
-def test_a_used_up_quota_is_waited_for_as_long_as_the_service_asks(
+def test_an_exhausted_quota_is_waited_for_by_retry_after(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[float] = []
@@ -243,7 +241,7 @@ def test_a_rejected_item_is_named(client: Client, url: str) -> None:
         send([*items[:-1], {"item_id": "i501", "title": 7}], url)
 
 
-def test_requests_stay_within_a_body(client: Client, url: str, tmp_path: Path) -> None:
+def test_requests_stay_within_the_body_limit(client: Client, url: str, tmp_path: Path) -> None:
     text = "x" * 1_000
     header = "\t".join(["item_id", *(f"p{number}" for number in range(20))])
     lines = ["\t".join([f"i{number}", *[text] * 20]) for number in range(120)]
@@ -255,7 +253,7 @@ def test_requests_stay_within_a_body(client: Client, url: str, tmp_path: Path) -
     assert properties(client, "i119")["p19"] == text
 
 
-def test_spaces_around_the_bars_of_categories_and_sets_are_removed(client: Client, url: str, tmp_path: Path) -> None:
+def test_spaces_around_separators_of_sets_are_removed(client: Client, url: str, tmp_path: Path) -> None:
     tea, categories = item_id(0), ["Tee", "Tee > Grün", "Geschenke"]
     cells = "Tee | Tee > Grün || Geschenke ,loose | green"
     (tmp_path / "items.csv").write_text(f"item_id,categories,tags\n{tea},{cells}\n")
@@ -272,7 +270,7 @@ CELLS = st.sampled_from(["", "true", "False", "1", "-2.5e3", "007", "a|b", "a", 
 
 
 @given(st.lists(CELLS, min_size=1, max_size=4))
-def test_a_type_fits_every_cell(cells: list[str]) -> None:
+def test_an_inferred_type_fits_every_cell(cells: list[str]) -> None:
     found, known = column_type(pl.Series(cells)), {cell for cell in cells if cell}
     fitting = {
         "boolean": known <= {"true", "False"},
@@ -284,7 +282,7 @@ def test_a_type_fits_every_cell(cells: list[str]) -> None:
     assert found == next(type_ for type_, fits in fitting.items() if fits)
 
 
-def test_a_day_with_hours_from_and_to_is_no_time_with_a_zone(tmp_path: Path) -> None:
+def test_a_range_of_hours_is_no_time_with_a_zone(tmp_path: Path) -> None:
     cells = ["2026-11-30 18:30-20:00", "2026-12-01 09:00 -12:30", "2026-12-01T09:00-1630"]
     (tmp_path / "items.csv").write_text(
         "item_id,open\n" + "".join(f"i{row},{cell}\n" for row, cell in enumerate(cells))
@@ -292,7 +290,7 @@ def test_a_day_with_hours_from_and_to_is_no_time_with_a_zone(tmp_path: Path) -> 
     assert [item["properties"]["open"] for item in read(tmp_path / "items.csv", {})] == cells
 
 
-def test_times_with_a_zone_are_sent_as_the_service_takes_them(tmp_path: Path) -> None:
+def test_times_with_a_zone_are_sent_in_the_format_of_the_service(tmp_path: Path) -> None:
     times = ["2026-11-30T10:00+05:30", "2026-11-30 10:00:00.25 +0530", "2026-11-30T04:30Z", "2026-11-30T10:00:00+05"]
     lines = [f"{number},{text},{text},|{text}" for number, text in enumerate(times)]
     (tmp_path / "items.csv").write_text("\n".join(["item_id,made,available_from,code", *lines]) + "\n")
@@ -304,7 +302,7 @@ def test_times_with_a_zone_are_sent_as_the_service_takes_them(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["made", "available_from"])
-def test_numbers_that_can_be_days_are_times_with_a_time_zone(name: str, tmp_path: Path) -> None:
+def test_numeric_days_are_times_if_a_time_zone_is_given(name: str, tmp_path: Path) -> None:
     def sent(cells: list[str], timezone: str | None) -> tuple[list[Any], str]:
         file = tmp_path / "items.csv"
         file.write_text(f"item_id,{name}\n" + "".join(f"i{row},{cell}\n" for row, cell in enumerate(cells)))
@@ -324,14 +322,14 @@ def test_numbers_that_can_be_days_are_times_with_a_time_zone(name: str, tmp_path
     assert (others[1], none[1]) == ("", "")
 
 
-def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:
+def test_an_empty_table_has_no_properties(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,price\na,\n")
     assert read(tmp_path / "items.csv", {}) == [{"item_id": "a"}]
     with pytest.raises(DataError):
         read(tmp_path / "none.csv", {})
 
 
-def test_the_documented_script_finds_what_has_changed(
+def test_the_documented_script_finds_changes(
     client: Client, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -385,7 +383,7 @@ def test_the_documented_script_finds_what_has_changed(
         (["1.10.2", "10.2.11", "2025"], None),
     ],
 )
-def test_a_few_cells_that_are_no_numbers_or_times_are_named(
+def test_a_few_cells_of_another_type_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cells: list[str], warned: str | None
 ) -> None:
     file = tmp_path / "items.tsv"

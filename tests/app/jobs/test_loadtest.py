@@ -1,4 +1,4 @@
-"""The load generator charges a service with its stalls and loses no request; the bench's models are models."""
+"""The load generator counts every request and includes stalls in latencies; synthetic models are valid."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def outcome(
         return found
 
 
-def test_every_request_has_one_outcome_whatever_the_server_does() -> None:
+def test_every_request_has_one_outcome() -> None:
     answers = {b"a": OK, b"b": BUSY, b"c": BUSY_FOR_NOW, b"d": b""}
     requests = [ScheduledRequest(n / 1_000, kind.decode(), kind) for n in range(25) for kind in answers]
     found = outcome(answers.__getitem__, requests)
@@ -87,7 +87,7 @@ def test_every_request_has_one_outcome_whatever_the_server_does() -> None:
     assert [len(found[kind].latencies_ms) for kind in "abcd"] == [25, 0, 0, 0]
 
 
-def test_a_stall_is_charged_to_all_that_was_due_meanwhile() -> None:
+def test_a_stall_counts_for_all_requests_due_during_it() -> None:
     stalls = iter([STALL_S])
 
     def answer(_: bytes) -> bytes:
@@ -99,7 +99,7 @@ def test_a_stall_is_charged_to_all_that_was_due_meanwhile() -> None:
     assert all(ms >= (STALL_S - at_s) * 1e3 for ms, at_s in zip(found["x"].latencies_ms, due_s, strict=True))
 
 
-def test_nobody_listens() -> None:
+def test_unreachable_service() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         load = LoadGenerator([unused.getsockname()], 2)
@@ -116,7 +116,7 @@ def numbers_of_rows(enlarged: Artifact) -> NDArray[np.int64]:
 
 
 class TestEnlarged:
-    def test_keeps_the_items_and_the_coarse_codes_of_their_copies(self, model_dir: Path, tmp_path: Path) -> None:
+    def test_keeps_the_items_and_copies_their_coarse_codes(self, model_dir: Path, tmp_path: Path) -> None:
         trained = model_directory.load(model_dir)
         synthetic_catalogue.write_enlarged(tmp_path / "large", model_dir, 10 * ITEMS + 7, "trained")
         large = model_directory.load(tmp_path / "large")
@@ -137,7 +137,7 @@ class TestEnlarged:
 
     @pytest.mark.parametrize("codes", ["trained", "random"])
     @pytest.mark.parametrize("size", [1, 5, ITEMS, ITEMS + 1, 3 * ITEMS + 5])
-    def test_a_catalogue_is_enlarged_to_any_size(
+    def test_reaches_any_size(
         self, model_dir: Path, tmp_path: Path, size: int, codes: synthetic_catalogue.Codes
     ) -> None:
         synthetic_catalogue.write_enlarged(tmp_path / "other", model_dir, size, codes)
@@ -161,7 +161,7 @@ class TestEnlarged:
             assert size < ITEMS or is_changed.mean() > 0.5
 
 
-def test_the_bench_ends_where_the_service_does_not_keep_up(model_dir: Path, tmp_path: Path) -> None:
+def test_the_rate_sweep_ends_at_saturation(model_dir: Path, tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.json"
     options = ["--items", "200", "--rate", "50", "--seconds", "1", "--p90-ms", "0.1", "--json", str(numbers)]
     assert run_command("bench", "--model", model_dir, *options) == 0
@@ -173,7 +173,7 @@ def test_the_bench_ends_where_the_service_does_not_keep_up(model_dir: Path, tmp_
     assert rows[0]["service_us"] > 0
 
 
-def test_the_redis_of_the_bench_has_the_users_of_the_compose_file(tmp_path: Path) -> None:
+def test_the_redis_of_the_benchmark_has_the_users_of_the_compose_file(tmp_path: Path) -> None:
     with running_redis(tmp_path) as url, Redis.from_url(url) as client:
         assert client.acl_whoami() == "lisarec"
         assert client.config_get("appendfsync") == {"appendfsync": "always"}
@@ -184,7 +184,7 @@ def test_the_redis_of_the_bench_has_the_users_of_the_compose_file(tmp_path: Path
             anybody.ping()
 
 
-def test_the_table_has_every_number_in_a_pipe() -> None:
+def test_a_piped_table_shows_every_number() -> None:
     printed = StringIO()
     row = Row(12_345, 6_789, 10, 123.4, 234.5, 345.6, 456.7, {"503": 7890}, 0, 1111, 2222, 3333, [4444, 5555, 6666])
     print_table(bench_table("models/small", [row], 7), Console(file=printed, width=80))

@@ -1,4 +1,4 @@
-"""Replaying a data set: order within a user, nothing counted twice, and a clear end when the service refuses."""
+"""Replay of a data set: order within each user, deduplication, and a clear end if the service refuses."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def run(service: Service, interactions: Interactions, hold_out: int = 0, **optio
 
 
 class TestHistories:
-    def test_say_what_the_data_says(self, interactions: Interactions) -> None:
+    def test_equal_the_data(self, interactions: Interactions) -> None:
         first = next(histories(interactions))
         assert [event["timestamp"] for event in first[:3]] == [1_700_000_000, 1_700_000_000.25, 1_700_000_000.5]
         assert first[1] | {"event_id": ""} == {
@@ -143,15 +143,13 @@ class TestHistories:
             "timestamp": 1_700_000_000.25,
         }
 
-    def test_have_ids_that_are_distinct_and_the_same_every_time(self, interactions: Interactions) -> None:
+    def test_have_distinct_and_deterministic_ids(self, interactions: Interactions) -> None:
         ids = [[event["event_id"] for history in histories(interactions) for event in history] for _ in range(2)]
         assert ids[0] == ids[1]
         assert len(set(ids[0])) == len(interactions)
 
     @pytest.mark.parametrize(("header", "cells"), [("", ""), ("\tvalue\torder_id", "\t4.5\to-1")])
-    def test_keep_their_ids_when_the_table_gets_lines_and_columns(
-        self, tmp_path: Path, header: str, cells: str
-    ) -> None:
+    def test_keep_their_ids_when_the_table_grows(self, tmp_path: Path, header: str, cells: str) -> None:
         columns = "user_id\titem_id\ttimestamp\ttype"
         old = [f"u\ta\t{time}\t{type_}" for time in (10, 10, 11) for type_ in ("cart", "view")]
         new = ["u\ta\t10\tview", "a\tu\t10\tview", "u\tb\t9\tview"]
@@ -166,7 +164,7 @@ class TestHistories:
         assert len({*after}) == len(after) == len(old + new)
         assert {*before} < {*after}
 
-    def test_held_out_events_are_the_last_of_each_user(self, interactions: Interactions) -> None:
+    def test_hold_out_the_last_events_of_each_user(self, interactions: Interactions) -> None:
         whole = {str(history[0]["user_id"]): history for history in histories(interactions)}
         kept = {str(history[0]["user_id"]): history for history in histories(interactions, hold_out=2)}
         assert kept == {user_id: history[:-2] for user_id, history in whole.items() if len(history) > 2}
@@ -174,7 +172,7 @@ class TestHistories:
 
 @pytest.mark.parametrize(("batch_size", "concurrency"), [(1, 3), (7, 4), (50, 1), (50, 4), (1000, 4)])
 @pytest.mark.slow
-def test_each_user_arrives_in_order_and_one_request_at_a_time(
+def test_events_of_a_user_are_sent_in_order_and_sequentially(
     service: Service, interactions: Interactions, batch_size: int, concurrency: int
 ) -> None:
     sent: list[int] = []
@@ -188,13 +186,13 @@ def test_each_user_arrives_in_order_and_one_request_at_a_time(
     assert counts.requests == len(service.requests)
 
 
-def test_a_second_replay_counts_nothing_twice(service: Service, interactions: Interactions) -> None:
+def test_a_second_replay_adds_no_events(service: Service, interactions: Interactions) -> None:
     run(service, interactions)
     again = run(service, interactions)
     assert (again.accepted, again.duplicates) == (0, len(interactions))
 
 
-def test_a_replay_goes_on_after_what_was_held_out(service: Service, interactions: Interactions) -> None:
+def test_a_replay_continues_after_the_held_out_events(service: Service, interactions: Interactions) -> None:
     before = run(service, interactions, hold_out=1)
     after = run(service, interactions)
     assert (before.accepted, after.accepted) == (len(interactions) - 60, 60)
@@ -203,7 +201,7 @@ def test_a_replay_goes_on_after_what_was_held_out(service: Service, interactions
 @pytest.mark.parametrize(
     "problem", [(503, {"error": {"message": "busy"}}), (502, b"<html>"), (429, b""), (None, None)], ids=str
 )
-def test_the_same_events_are_sent_again_after_trouble_that_passes(
+def test_the_same_events_are_retried_after_transient_errors(
     service: Service, interactions: Interactions, problem: Answer
 ) -> None:
     service.answers = [problem, None, problem, problem]
@@ -230,7 +228,7 @@ class Clock:
     ("code", "full_for_s", "hint"),
     [("too_many_requests", 65, "--rate"), ("too_many_new_users", 3500, "LISAREC_NEW_USERS_PER_HOUR")],
 )
-def test_a_used_up_quota_is_waited_for_as_long_as_the_service_asks(
+def test_an_exhausted_quota_is_waited_for_by_retry_after(
     service: Service,
     interactions: Interactions,
     monkeypatch: pytest.MonkeyPatch,
@@ -251,14 +249,14 @@ def test_a_used_up_quota_is_waited_for_as_long_as_the_service_asks(
 
 
 class TestGivesUp:
-    def test_at_once_when_events_are_refused(self, service: Service, interactions: Interactions) -> None:
+    def test_at_once_if_events_are_refused(self, service: Service, interactions: Interactions) -> None:
         service.answers = [(422, {"error": {"code": "invalid_events", "message": "timestamp lies ahead"}})]
         with pytest.raises(ReplayError, match="answers 422: timestamp lies ahead"):
             run(service, interactions, concurrency=1)
         assert len(service.requests) == 1
 
     @pytest.mark.parametrize(("field", "says"), [("type", "type is not a name"), (None, "is not a name")])
-    def test_and_names_the_event(
+    def test_naming_the_refused_event(
         self, service: Service, interactions: Interactions, field: str | None, says: str
     ) -> None:
         details = [{"index": 1, "field": field, "reason": "is not a name"}]
@@ -268,38 +266,38 @@ class TestGivesUp:
         whose = "event of user 'u0', item 'i1' at 1700000000.25"
         assert str(refused.value).endswith(f"some events are invalid; the first problem: {whose}: {says}")
 
-    def test_and_says_that_fewer_events_are_possible(self, service: Service, interactions: Interactions) -> None:
+    def test_suggesting_a_smaller_batch(self, service: Service, interactions: Interactions) -> None:
         service.answers = [(422, {"error": {"code": "too_costly", "message": "this call costs 500 requests"}})]
         with pytest.raises(ReplayError, match="this call costs 500 requests; send fewer events at once, with --batch"):
             run(service, interactions, concurrency=1)
 
-    def test_with_the_other_senders_too(self, service: Service, interactions: Interactions) -> None:
+    def test_with_all_senders(self, service: Service, interactions: Interactions) -> None:
         service.answers = [(422, {})]
         with pytest.raises(ReplayError, match="answers 422"):
             run(service, interactions, batch_size=1, concurrency=4)
         assert len(service.requests) < 20
 
-    def test_when_the_service_stays_busy(self, service: Service, interactions: Interactions) -> None:
+    def test_if_the_service_stays_busy(self, service: Service, interactions: Interactions) -> None:
         service.answers = [(503, {"error": {"message": "too much waits"}})] * 100
         with pytest.raises(
             ReplayError, match=r"503: too much waits; gave up after 0\.3 s\. Run the same command again"
         ):
             run(service, interactions, concurrency=1, retry_for_s=0.3)
 
-    def test_when_the_service_goes_away(self, service: Service, interactions: Interactions) -> None:
+    def test_if_the_service_disappears(self, service: Service, interactions: Interactions) -> None:
         service.answers = [None, *[(None, None)] * 100]
         with pytest.raises(ReplayError, match=r"cannot be reached .*; gave up after 0\.3 s"):
             run(service, interactions, batch_size=10, concurrency=1, retry_for_s=0.3)
 
     @pytest.mark.parametrize("answer", [b"<html>welcome</html>", {"ok": True}, [1]], ids=str)
-    def test_when_somebody_else_is_there(self, service: Service, interactions: Interactions, answer: object) -> None:
+    def test_if_another_server_answers(self, service: Service, interactions: Interactions, answer: object) -> None:
         for post in (lambda: run(service, interactions), lambda: send([{"user_id": "ada"}], service.url)):
             service.answers = [(200, answer)] * 9
             with pytest.raises(ReplayError, match="is not lisarec; check the URL"):
                 post()
 
     @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "", "http://", "http://a:b", "/v1"])
-    def test_before_it_starts_when_the_address_is_none(self, interactions: Interactions, url: str) -> None:
+    def test_before_the_start_if_the_address_is_invalid(self, interactions: Interactions, url: str) -> None:
         with pytest.raises(ReplayError, match="such as http://127"):
             run(Service(url=url), interactions)
 
@@ -332,7 +330,7 @@ class TestReturns:
         assert "the service rejects negative values, and 2 of 3 events have one, such as that of user 'u'" in said
         assert "item 'a' at 2025-12-24 18:30:01 UTC, -2.5; remove these lines, or skip them" in said
 
-    def test_are_skipped_as_bad_lines(
+    def test_may_be_skipped_as_bad_lines(
         self, service: Service, returns: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with pytest.raises(SystemExit) as exit_:
@@ -341,7 +339,7 @@ class TestReturns:
         assert [event["value"] for event in service.acknowledged.values()] == [4.5]
         assert "2 events with a negative value are skipped" in capsys.readouterr().out
 
-    def test_are_held_out_like_other_events(self, service: Service, tmp_path: Path) -> None:
+    def test_count_as_held_out_events(self, service: Service, tmp_path: Path) -> None:
         (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp,value\nu,a,1,1\nu,b,2,2\nu,b,3,-2\n")
         with pytest.raises(SystemExit) as exit_:
             main(["replay", "--data", str(tmp_path), "--url", service.url, "--hold-out", "1"])
@@ -350,7 +348,7 @@ class TestReturns:
 
 
 @pytest.mark.parametrize(("options", "code", "sent"), [((), "1", []), (("--skip-bad-lines",), "0|None", [1, 2])])
-def test_times_in_the_future_are_refused_before_anything_is_sent_or_skipped(
+def test_future_times_are_refused_before_sending_or_skipped(
     service: Service, tmp_path: Path, options: tuple[str, ...], code: str, sent: list[int]
 ) -> None:
     (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\nu,a,1\nv,b,4102444800\nv,b,2\n")
@@ -360,7 +358,7 @@ def test_times_in_the_future_are_refused_before_anything_is_sent_or_skipped(
 
 
 class TestWaiting:
-    def test_for_a_service_that_is_being_started(self) -> None:
+    def test_lasts_until_the_service_has_started(self) -> None:
         said: list[str] = []
         port = free_port()
         servers: list[HTTPServer] = []
@@ -378,7 +376,7 @@ class TestWaiting:
         servers[0].shutdown()
         servers[0].server_close()
 
-    def test_ends_where_nobody_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ends_if_no_service_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.jobs.replay.START_FOR_S", 0.2)
         with pytest.raises(ReplayError, match=r"cannot be reached .*; start the service with 'lisarec serve'"):
             wait_for_service("http://127.0.0.1:9", lambda _: None)

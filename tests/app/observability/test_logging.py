@@ -1,4 +1,4 @@
-"""Log lines: whatever is in them, each stays a line, and says which request it is about."""
+"""Log lines stay single lines whatever they contain, and carry the id of the request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def record_of(message: str, fault: str | None = None) -> logging.LogRecord:
 
 @settings(max_examples=50)
 @given(NASTY, NASTY | st.none())
-def test_a_json_line_is_one_line_with_everything_in_it(message: str, fault: str | None) -> None:
+def test_a_json_record_is_one_complete_line(message: str, fault: str | None) -> None:
     line = JsonLines().format(record_of(message, fault))
     assert line.isascii()
     assert len(line.splitlines()) == 1
@@ -58,7 +58,7 @@ def test_a_json_line_is_one_line_with_everything_in_it(message: str, fault: str 
 
 @settings(max_examples=50)
 @given(NASTY, NASTY | st.none())
-def test_in_text_only_the_first_line_looks_like_a_record(message: str, fault: str | None) -> None:
+def test_continuation_lines_do_not_look_like_records(message: str, fault: str | None) -> None:
     first, *others = TextLines().format(record_of(message, fault)).split("\n")
     assert " WARNING " in first
     assert all(line.startswith("    ") for line in others)
@@ -68,7 +68,7 @@ def test_in_text_only_the_first_line_looks_like_a_record(message: str, fault: st
         assert len(line.splitlines()) == 1
 
 
-def test_a_line_carries_the_id_of_the_request_at_hand() -> None:
+def test_a_line_contains_the_request_id() -> None:
     token = tracing.current.set(Trace(b"abc-1"))
     try:
         assert json.loads(JsonLines().format(record_of("x")))["request_id"] == "abc-1"
@@ -94,7 +94,7 @@ def log() -> Iterator[StringIO]:
         logger.setLevel(logging.NOTSET)
 
 
-def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
+def test_slow_and_failed_requests_are_logged_without_user_ids(
     start: Callable[..., Client],
     tmp_path: Path,
     redis_server: RedisServer,
@@ -135,7 +135,7 @@ def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
     assert any(line["message"].startswith("the store fails (unreachable): ") for line in lines)
 
 
-def test_what_is_slow_is_logged_with_the_id_of_its_key_and_the_tenant(
+def test_slow_requests_are_logged_with_key_id_and_tenant(
     start: Callable[..., Client], tmp_path: Path, log: StringIO
 ) -> None:
     """Whether the framework answers it or not, and never with the key itself."""
@@ -153,7 +153,7 @@ def test_what_is_slow_is_logged_with_the_id_of_its_key_and_the_tenant(
 
 
 @pytest.mark.slow
-def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
+def test_messages_for_every_request_are_rate_limited() -> None:
     program = """if True:
         import logging, sys
         from app.observability import log_format
@@ -173,7 +173,7 @@ def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
 
 
 @pytest.mark.parametrize("lines", [3, 500])
-def test_overload_does_not_fill_the_log(lines: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_of_overload_are_rate_limited(lines: int, caplog: pytest.LogCaptureFixture) -> None:
     async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 503, "headers": []})
 

@@ -1,4 +1,4 @@
-"""Numbers: of where a request's time went, of what fails, and of several workers together."""
+"""Metrics: latency by stage, failures, and aggregation over workers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def spans_of(response: httpx.Response) -> dict[str, float]:
     return {name: float(ms) for name, ms in pairs}
 
 
-def test_recommendations_say_where_their_time_went(client: Client) -> None:
+def test_recommendations_report_time_by_stage(client: Client) -> None:
     client.click("ada", "item-1")
     for response in (
         client.get("/v1/users/ada/recommendations"),
@@ -81,7 +81,7 @@ def test_recommendations_say_where_their_time_went(client: Client) -> None:
     assert "server-timing" not in client.get("/v1/model").headers
 
 
-def test_the_stages_of_a_batch_are_counted(client: Client) -> None:
+def test_stages_of_a_batch_are_counted(client: Client) -> None:
     client.click("ada", "item-1")
     client.post("/v1/recommendations", json={"requests": [{"user_id": "ada"}, {"history": ["item-2"]}]})
     found = samples(client.get("/metrics").text)
@@ -113,7 +113,7 @@ def test_events_are_counted_by_tenant(start: Callable[..., Client], tmp_path: Pa
     client.close()
 
 
-def test_what_is_served_is_told(client: Client) -> None:
+def test_metrics_name_the_served_generation(client: Client) -> None:
     model = client.get("/v1/model").json()
     found = samples(client.get("/metrics").text)
     labels = {"tenant": "main", "generation": model["generation"], "tag": model["tag"]}
@@ -125,7 +125,7 @@ def test_what_is_served_is_told(client: Client) -> None:
 
 @pytest.mark.usefixtures("interpreter_starts")  # prometheus_client reads the environment when it is imported
 @pytest.mark.parametrize("has_workers", [False, True], ids=["one-process", "workers"])
-def test_a_generation_that_no_process_serves_is_not_told(tmp_path: Path, *, has_workers: bool) -> None:
+def test_metrics_omit_generations_that_no_process_serves(tmp_path: Path, *, has_workers: bool) -> None:
     program = """if True:
         from app.observability.metrics import Metrics
         from pathlib import Path
@@ -148,7 +148,7 @@ def test_a_generation_that_no_process_serves_is_not_told(tmp_path: Path, *, has_
     }
 
 
-def test_how_far_the_archive_is_behind_the_log_is_told(
+def test_metrics_show_the_lag_of_the_archive(
     start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found_s: list[float | None] = []
@@ -178,7 +178,7 @@ def test_how_far_the_archive_is_behind_the_log_is_told(
     client.close()
 
 
-def test_numbers_are_sampled_while_the_archive_does_not_answer(
+def test_sampling_continues_while_the_archive_does_not_respond(
     start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, sampled = threading.Event(), 0
@@ -198,7 +198,7 @@ def test_numbers_are_sampled_while_the_archive_does_not_answer(
     client.close()
 
 
-def test_failures_of_the_store_are_counted_by_call(client: Client) -> None:
+def test_store_failures_are_counted_by_call(client: Client) -> None:
     client.close_store()
     client.post("/v1/events", json={"user_id": "ada", "item_id": "item-1"})
     client.recommend("ada", exclude_seen="all")
@@ -207,7 +207,7 @@ def test_failures_of_the_store_are_counted_by_call(client: Client) -> None:
         assert value(found, "lisarec_store_failures_total", call=call) == 1
 
 
-def test_a_request_keeps_its_sane_id_and_gets_one_otherwise(shared_client: Client) -> None:
+def test_a_valid_request_id_is_kept_and_others_are_replaced(shared_client: Client) -> None:
     def answered(**headers: str | bytes) -> str:
         return str(shared_client.get("/healthz", headers=headers).headers["x-request-id"])
 
@@ -222,7 +222,7 @@ def test_a_request_keeps_its_sane_id_and_gets_one_otherwise(shared_client: Clien
 
 
 @given(st.lists(st.floats(0, 20) | st.sampled_from(LATENCY_BUCKETS_S)))
-def test_what_is_buffered_is_what_would_have_been_observed(values: list[float]) -> None:
+def test_buffered_observations_equal_direct_ones(values: list[float]) -> None:
     registries = [CollectorRegistry() for _ in range(2)]
     once, later = (Histogram("x", "x", buckets=LATENCY_BUCKETS_S, registry=registry) for registry in registries)
     buffered = BufferedHistogram(later, LATENCY_BUCKETS_S)
@@ -275,7 +275,7 @@ def post_clicks(url: str, count: int) -> None:
         httpx.post(f"{url}/v1/events", json=event).raise_for_status()
 
 
-def test_every_scrape_sees_the_sum_of_all_workers_and_no_count_dies_with_one(crowd: Process, temporary: Path) -> None:
+def test_scrapes_sum_all_workers_including_dead_ones(crowd: Process, temporary: Path) -> None:
     def accepted() -> float:
         return value(scrape(crowd.url), "lisarec_events_total", outcome="accepted")
 

@@ -1,4 +1,4 @@
-"""A real Prometheus watches a running service as docker-compose.yml has it: what is drawn and alerted on is there."""
+"""A real Prometheus with the configuration of docker-compose.yml: dashboards and alerts use metrics that exist."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def promtool(*arguments: str) -> None:
     assert "FAILED" not in done.stdout
 
 
-def test_promtool_takes_configuration_and_rules_and_the_alerts_pass_their_tests(tmp_path: Path) -> None:
+def test_promtool_accepts_the_configuration_and_alert_tests_pass(tmp_path: Path) -> None:
     promtool("check", "rules", str(PROMETHEUS / "alerts.yml"))
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump({**CONFIG, "rule_files": [str(PROMETHEUS / "alerts.yml")]}))
@@ -62,7 +62,7 @@ def test_promtool_takes_configuration_and_rules_and_the_alerts_pass_their_tests(
     promtool("test", "rules", str(ALERTS), str(ALERTS.with_name("alerts_of_a_day.yml")))
 
 
-def test_each_alert_is_tested() -> None:
+def test_each_alert_has_a_test() -> None:
     (fire,) = yaml.safe_load(ALERTS.read_text())["tests"][1]["promql_expr_test"]
     tested = [sample["labels"] for sample in fire["exp_samples"]]
     assert tested == [f'{{alertname="{rule["alert"]}"}}' for rule in RULES]
@@ -95,7 +95,7 @@ def test_the_runbook_has_a_section_for_each_alert() -> None:
         assert rule["annotations"]["runbook"] == f"{page}#{rule['alert'].lower()}"
 
 
-def test_each_cause_of_a_store_s_failure_has_an_alert() -> None:
+def test_each_cause_of_store_failures_has_an_alert() -> None:
     alerted = set()
     for rule in RULES:
         for causes in re.findall(r'lisarec_store_errors_total\{cause=~?"([^"]*)"', rule["expr"]):
@@ -105,7 +105,7 @@ def test_each_cause_of_a_store_s_failure_has_an_alert() -> None:
     assert set(elsewhere.values()) <= {rule["alert"] for rule in RULES}
 
 
-def test_prometheus_looks_where_compose_lets_things_listen() -> None:
+def test_scrape_targets_match_the_compose_file() -> None:
     services = COMPOSE["services"]
     ports = {
         name: config["port"]
@@ -125,7 +125,7 @@ def test_prometheus_looks_where_compose_lets_things_listen() -> None:
     assert set(CONFIG["rule_files"]) < set(mounted)
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_the_dashboard_is_complete() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     (source,) = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
@@ -152,7 +152,7 @@ def test_the_dashboard_is_whole() -> None:
     assert mounts["/etc/grafana/provisioning"] == "./docker/grafana/provisioning"
 
 
-def test_the_dashboard_draws_one_namespace_or_all() -> None:
+def test_the_dashboard_filters_by_namespace() -> None:
     (variable,) = DASHBOARD["templating"]["list"]
     assert (variable["name"], variable["allValue"]) == ("namespace", ".*")  # also without the label, as with Compose
     assert variable["current"]["value"] == "$__all"
@@ -226,13 +226,13 @@ def is_up(watched: Prometheus) -> bool:
         return False
 
 
-def test_every_metric_that_is_drawn_or_alerted_on_exists(watched: Prometheus) -> None:
+def test_dashboards_and_alerts_use_existing_metrics(watched: Prometheus) -> None:
     wanted = {name for expression in [*DRAWN, *(rule["expr"] for rule in RULES)] for name in metrics_of(expression)}
     assert len(wanted) > 25
     assert wanted - PROMETHEUS_OWN <= watched.names()
 
 
-def test_every_panel_draws_something(watched: Prometheus) -> None:
+def test_every_panel_shows_data(watched: Prometheus) -> None:
     may_be_empty = (
         'status=~"5..|429"',
         "store_errors_total",
@@ -248,7 +248,7 @@ def test_every_panel_draws_something(watched: Prometheus) -> None:
     wait_until(lambda: not empty(), empty)  # a rate needs two scrapes
 
 
-def test_what_prometheus_sees_is_what_happened(watched: Prometheus) -> None:
+def test_scraped_values_equal_the_requests_sent(watched: Prometheus) -> None:
     seen = watched.number
     assert seen('lisarec_events_total{outcome="accepted"}') == 3
     assert seen('lisarec_events_total{outcome="duplicate"}') == 1

@@ -1,4 +1,4 @@
-"""What a service compiles before it serves, so that no request waits for it."""
+"""Kernels are compiled before the service is ready, so that no request waits for a compiler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for one in sorted(compiled() - before, key=str):
 """
 
 
-def test_searches_and_filters_compile_nothing(model_dir: Path, tmp_path: Path) -> None:
+def test_searches_and_filters_compile_nothing_after_startup(model_dir: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CALLS, str(model_dir), str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr

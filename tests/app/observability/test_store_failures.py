@@ -1,4 +1,4 @@
-"""Why the embedded store fails: the answer says the kind of failure, the log and the metrics what operators need.
+"""Failures of the embedded store: the response names their kind; log and metrics have the details.
 
 tests/app/http/test_redis_failures.py holds the same for Redis.
 """
@@ -129,7 +129,7 @@ def test_a_locked_file(
     client.close()
 
 
-def test_a_cause_is_logged_once_a_second_and_every_failure_counts(client: Client, store_log: StoreLog) -> None:
+def test_a_cause_is_logged_once_a_second_and_every_failure_is_counted(client: Client, store_log: StoreLog) -> None:
     client.close_store()
     begin_s = time.monotonic()
     requests = 60
@@ -139,5 +139,5 @@ def test_a_cause_is_logged_once_a_second_and_every_failure_counts(client: Client
     assert errors(client, "closed") >= requests
 
 
-def test_every_cause_has_its_words() -> None:
+def test_every_cause_has_a_message() -> None:
     assert set(STORAGE_REASONS) == set(get_args(FailureCause))

@@ -1,4 +1,4 @@
-"""The version that commands and logs name is the one that the project declares."""
+"""The version that commands and logs print is the declared one."""
 
 from __future__ import annotations
 

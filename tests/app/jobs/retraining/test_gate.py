@@ -1,4 +1,4 @@
-"""What the gate of retraining decides by, and what it says of it."""
+"""The gate of retraining: on what it decides, and how it reports the decision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VALUES = np.where(DEAR, 1_000.0, 1.0)
 FINDS_MANY, FINDS_DEAR = np.where(CHEAP, 1, MISS), np.where(DEAR, 1, MISS)
 
 
-def test_the_operator_chooses_between_hits_and_value() -> None:
+def test_the_operator_chooses_hit_rate_or_value() -> None:
     by_hits, by_value = Gate(VALUES, "ndcg", 0.1), Gate(VALUES, "value", 0.1)
     for gate, passes in ((by_hits, False), (by_value, True)):
         found = gate.compare(FINDS_DEAR, FINDS_MANY, is_first=False)
@@ -31,7 +31,7 @@ def test_the_operator_chooses_between_hits_and_value() -> None:
     assert by_value.compare(FINDS_DEAR, FINDS_MANY, is_first=False).reason.endswith("; decided by value-weighted HR@10")
 
 
-def test_level_models_pass_and_the_first_one_has_to_be_better() -> None:
+def test_equal_models_pass_but_the_first_one_must_be_better() -> None:
     for criterion in ("ndcg", "value"):
         gate = Gate(VALUES, criterion, 0.1)
         assert gate.compare(FINDS_MANY, FINDS_MANY, is_first=False).passes
@@ -39,7 +39,7 @@ def test_level_models_pass_and_the_first_one_has_to_be_better() -> None:
 
 
 @pytest.mark.parametrize("criterion", ["ndcg", "value"])
-def test_a_loss_within_the_limit_is_refused_if_it_is_certain(criterion: Criterion) -> None:
+def test_a_certain_loss_within_the_limit_is_refused(criterion: Criterion) -> None:
     for questions, passes in ((100, True), (10_000, False)):
         served = np.ones(questions, np.int64)
         new = np.where(np.arange(questions) % 50 == 0, MISS, served)  # a loss of 2 %
@@ -48,14 +48,14 @@ def test_a_loss_within_the_limit_is_refused_if_it_is_certain(criterion: Criterio
         assert not Gate(np.ones(questions), criterion, max_loss=0.01).compare(new, served, is_first=False).passes
 
 
-def test_as_many_values_as_are_needed_decide() -> None:
+def test_the_value_decides_with_enough_valued_events() -> None:
     values = np.where(np.arange(2 * MIN_VALUED_EVENTS) < MIN_VALUED_EVENTS, 1.0, np.nan)
     ranks = np.ones(len(values), np.int64)
     assert Gate(values, "value", 0.1).compare(ranks, ranks, is_first=False).decided_by == "value"
 
 
 @pytest.mark.parametrize("valued", [0, MIN_VALUED_EVENTS - 1])
-def test_few_values_decide_nothing(valued: int) -> None:
+def test_few_valued_events_do_not_decide(valued: int) -> None:
     values = np.where(np.arange(200) >= 200 - valued, 1_000.0, np.nan)
     gate = Gate(values, "value", 0.1)
     found = gate.compare(FINDS_DEAR, FINDS_MANY, is_first=False)
@@ -65,7 +65,7 @@ def test_few_values_decide_nothing(valued: int) -> None:
     assert gate.fell(FINDS_DEAR, FINDS_MANY) == "its NDCG@10 fell to 0.0500"
 
 
-def test_the_final_model_is_held_to_what_decided() -> None:
+def test_the_final_model_is_checked_by_the_deciding_metric() -> None:
     gate = Gate(VALUES, "value", 0.1)
     assert gate.fell(FINDS_DEAR, FINDS_MANY) is None
     assert gate.fell(FINDS_MANY, FINDS_DEAR) == "its value-weighted HR@10 fell to 0.0186"

@@ -1,4 +1,4 @@
-"""What of a round is on the disk when something that lasts depends on it."""
+"""Durability of a retraining round: files are synced before anything depends on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.app.jobs.retraining.shops import PLAN, Shop
 from tests.storage.folders.durability import Disk
 
 
-def test_a_round_is_on_the_disk_before_it_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_is_synced_before_it_takes_effect(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its data before the notes say that they are complete, and its model before it is activated."""
     synced: set[int] = set()
     fsync, activate = os.fsync, generations.activate
@@ -52,7 +52,7 @@ def test_a_round_is_on_the_disk_before_it_counts(shop: Shop, monkeypatch: pytest
     assert checked == ["data", "model"]
 
 
-def test_the_notes_of_a_round_are_gone_before_its_data(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_file_of_a_round_is_deleted_before_its_data(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Notes that come back would say that the data are complete."""
     work, disk, remove = shop.models / ".retraining", Disk(monkeypatch), shutil.rmtree
     names: list[dict[str, int] | None] = []
@@ -71,7 +71,7 @@ def test_the_notes_of_a_round_are_gone_before_its_data(shop: Shop, monkeypatch: 
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"name": "20', b"\0\0\0\0", b"\xff"])
-def test_torn_notes_begin_the_round_again(shop: Shop, torn: bytes) -> None:
+def test_a_torn_state_file_restarts_the_round(shop: Shop, torn: bytes) -> None:
     notes = shop.models / ".retraining" / "round.json"
     notes.parent.mkdir(parents=True)
     notes.write_bytes(torn)

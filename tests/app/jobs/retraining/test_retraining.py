@@ -1,4 +1,4 @@
-"""The trainer on a shop that begins without a model: when it makes a generation, when not, and being killed."""
+"""The trainer on a shop without a model: when it activates a generation, when not, and what happens after kills."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Killed(BaseException):
     """What a kill -9 looks like from within: nothing is tidied up."""
 
 
-def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop, rebuilds: list[Rebuilt]) -> None:
+def test_the_trainer_activates_generations_and_keeps_the_last_two(shop: Shop, rebuilds: list[Rebuilt]) -> None:
     for _ in range(2):
         outcome = shop.retrain()
         assert (outcome.outcome, outcome.served, shop.names()) == ("waiting", empty_model.TAG.hex(), [])
@@ -107,7 +107,7 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop, rebuil
     assert 0 < (shop.sample("value_hr_at_10", model="new") or 0) <= 1
 
 
-def test_waiting_for_a_model_of_the_future_says_so(shop: Shop) -> None:
+def test_a_model_from_the_future_is_reported(shop: Shop) -> None:
     shop.collect(200)
     assert shop.retrain().outcome == "activated"
     assert "touch" not in shop.retrain().reason
@@ -118,7 +118,7 @@ def test_waiting_for_a_model_of_the_future_says_so(shop: Shop) -> None:
     assert (outcome.outcome, "'touch' it" in outcome.reason) == ("waiting", True)
 
 
-def test_archive_and_models_may_be_in_a_bucket(
+def test_archive_and_models_work_in_a_bucket(
     shop: Shop, visits: list[list[str]], s3: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before the new model is published, and at every object of it."""
@@ -152,7 +152,7 @@ def test_archive_and_models_may_be_in_a_bucket(
     in_bucket.client.close()
 
 
-def test_a_round_signs_the_model_that_it_makes(shop: Shop, tmp_path: Path) -> None:
+def test_a_round_signs_its_model(shop: Shop, tmp_path: Path) -> None:
     """And does not begin where nobody could serve what it makes."""
     key, keys, others = tmp_path / "key", tmp_path / "keys", tmp_path / "others"
     make_key(key, keys)
@@ -172,7 +172,7 @@ def test_a_round_signs_the_model_that_it_makes(shop: Shop, tmp_path: Path) -> No
     assert model_directory.load(shop.models / shop.names()[0], keys).name == outcome.name
 
 
-def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_show_failures_and_earlier_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prometheus' alert counts from the last success, which may have been another process's."""
     metrics, pauses = TrainerMetrics(), []
     at = datetime.now(UTC) - timedelta(days=3)
@@ -203,7 +203,9 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
     assert sample("lisarec_trainer_ndcg_at_10", {"model": "new"}) == 0.2
 
 
-def test_a_trainer_outlives_an_outage_of_its_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_of_the_models_folder_does_not_end_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which begins with a round, or with the report of one that has ended."""
     metrics, reads, pauses = TrainerMetrics(), 0, []
     read = TrainerReport.read
@@ -237,7 +239,7 @@ def test_a_trainer_outlives_an_outage_of_its_models_folder(tmp_path: Path, monke
     assert metrics.registry.get_sample_value("lisarec_trainer_rounds_total", {"outcome": "failed"}) == 4
 
 
-def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_trainer_resumes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the beginning and at the end of every step, one after the other."""
     shop.collect(200)
     trained: list[str] = []
@@ -301,7 +303,7 @@ def killed_within(directory: Path, **_: Any) -> None:
         raise Killed
 
 
-def test_a_worse_model_is_refused(
+def test_a_worse_model_is_rejected(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As one is that learned from events whose items were mixed up; whether by the past or just by the newest."""
@@ -330,7 +332,9 @@ def test_a_worse_model_is_refused(
     shop.follows(first)
 
 
-def test_a_model_that_an_operator_activates_meanwhile_stays_active(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_activated_by_an_operator_during_a_round_stays_active(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """During the training, and during the rebuild."""
     rebuild = generations.rebuild
     trained: list[Artifact] = []
@@ -367,9 +371,7 @@ def test_a_model_that_an_operator_activates_meanwhile_stays_active(shop: Shop, m
     assert shop.names() == sorted(["june", "july", outcome.name or ""])
 
 
-def test_an_activation_that_could_not_be_logged_is_logged_by_the_next_round(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unlogged_activation_is_logged_by_the_next_round(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: object) -> bool:
         raise StorageUnavailable("full", "disk_full")
 
@@ -387,6 +389,6 @@ def test_an_activation_that_could_not_be_logged_is_logged_by_the_next_round(
     assert (outcome.outcome, logged()) == ("activated", [("model.activate", outcome.name)])
 
 
-def test_the_trainer_is_alone(shop: Shop) -> None:
+def test_a_second_trainer_is_refused(shop: Shop) -> None:
     with loop.locked(shop.models), pytest.raises(ValueError, match="another trainer is running"):
         shop.retrain()

@@ -1,4 +1,4 @@
-"""The loop closed by real processes: a shop without a model, its events, a trainer that is killed, its first model."""
+"""The whole loop in real processes: events, archive, a killed trainer, and the first model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parents[4]
 
 
-def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:
+def test_the_first_generation_is_activated_without_failed_requests() -> None:
     tally = measure(
         "redis", LoopSizes(shoppers=170, test_shoppers=60, epochs=1, kills=1, kill_within_s=1), all_seasons=False
     )
@@ -34,7 +34,7 @@ def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:
 
 
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])
-def test_a_trainer_that_starts_before_the_service_waits_for_it_and_counts_no_failure(
+def test_a_trainer_waits_for_the_first_service_without_counting_failures(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if kind == "sqlite":
@@ -57,7 +57,7 @@ def test_a_trainer_that_starts_before_the_service_waits_for_it_and_counts_no_fai
 
 
 @pytest.mark.parametrize("command", [["archive", "--once"], ["retrain", "--models-dir", "models"]])
-def test_jobs_log_json_where_programs_read_their_lines(command: list[str], tmp_path: Path) -> None:
+def test_jobs_log_json_if_configured(command: list[str], tmp_path: Path) -> None:
     Client(Settings(data_dir=tmp_path / "state")).close()  # a service has made the store
     done = subprocess.run(
         [sys.executable, "-m", "app", *command, "--data-dir", "state", "--archive-dir", "archive"],

@@ -1,4 +1,4 @@
-"""A round's data, which are read in pieces, against whole tables of the same archive."""
+"""Data of a round, which are read in pieces, against whole tables of the same archive."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def whole_table(folder: Path, newest: int = ALL) -> pl.DataFrame:
 class TestNewest:
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("piece_rows", [1, 30, ALL])
-    def test_events_in_pieces_are_those_of_the_whole_table(self, tmp_path: Path, seed: int, piece_rows: int) -> None:
+    def test_events_in_pieces_equal_the_whole_table(self, tmp_path: Path, seed: int, piece_rows: int) -> None:
         events = archived(tmp_path, seed)
         pieces = list(events.newest(ALL, piece_rows))
         assert_frame_equal(pl.concat(pieces), whole_table(tmp_path))
@@ -96,7 +96,7 @@ class TestNewest:
         assert (len(pieces) > 1) == (piece_rows < ALL)
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_the_newest_entries_come_that_fit(self, tmp_path: Path, seed: int) -> None:
+    def test_the_newest_entries_that_fit_are_read(self, tmp_path: Path, seed: int) -> None:
         """Whole milliseconds of them, and at least one."""
         events, logged_ms = archived(tmp_path, seed), whole_log(tmp_path)["logged_ms"].to_list()
         for max_rows in (1, 2, 30, len(logged_ms) // 2, len(logged_ms) - 1, len(logged_ms), ALL):
@@ -105,7 +105,7 @@ class TestNewest:
             rows = len(newest) - newest.count(newest[0]) if is_cut else len(newest)
             assert_frame_equal(pl.concat(events.newest(max_rows, 30)), whole_table(tmp_path, rows))
 
-    def test_a_day_with_more_entries_is_cut(self, tmp_path: Path) -> None:
+    def test_a_day_with_too_many_entries_is_truncated(self, tmp_path: Path) -> None:
         """As after a replay; whether it is the newest or not."""
         for day, entries in enumerate((500, 20)):
             begin = 1 + day * 500
@@ -125,7 +125,7 @@ class TestNewest:
             expected = [f"u{seq}" for seq in range(begin + entries - 200, begin + entries)]
             assert sorted(found["user_id"]) == sorted(expected)
 
-    def test_entries_that_were_archived_late_come_in_the_order_of_logging(self, tmp_path: Path) -> None:
+    def test_entries_archived_late_keep_the_order_of_logging(self, tmp_path: Path) -> None:
         """The file of the newest day has most of the older ones, and that of the day before some of the newest."""
         late, today = "1970-01-10", 8 * DAY_MS
         log = [
@@ -145,7 +145,7 @@ class TestNewest:
             found = pl.concat(TrainingEvents(tmp_path, "main").newest(newest, 30))
             assert sorted(found["user_id"]) == sorted(f"u{entry.seq}" for entry in log[-newest:])
 
-    def test_what_is_archived_or_merged_meanwhile_changes_nothing(self, tmp_path: Path) -> None:
+    def test_concurrent_archiving_and_merging_change_nothing(self, tmp_path: Path) -> None:
         events = archived(tmp_path, 1)
         expected = whole_table(tmp_path)
         pieces = events.newest(ALL, 30)
@@ -160,7 +160,7 @@ class TestNewest:
             writer.compact("2026-01-01")
         assert_frame_equal(pl.concat([*found, *pieces]), expected)
 
-    def test_an_archive_without_events_has_an_empty_piece(self, tmp_path: Path) -> None:
+    def test_an_archive_without_events_gives_an_empty_piece(self, tmp_path: Path) -> None:
         with ArchiveWriter.open(tmp_path):
             pass
         (piece,) = TrainingEvents(tmp_path, "main").newest(ALL)
@@ -175,7 +175,7 @@ def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("seed", range(3))
-def test_the_files_of_both_trainings_are_those_of_a_whole_table(tmp_path: Path, seed: int) -> None:
+def test_files_of_both_trainings_equal_those_of_a_whole_table(tmp_path: Path, seed: int) -> None:
     """In the same order, without the types that have no weight, which are counted if nobody knows them."""
     events, data = archived(tmp_path / "archive", seed), RoundData(tmp_path / "round")
     assert not data.exist()
@@ -203,7 +203,7 @@ def test_the_files_of_both_trainings_are_those_of_a_whole_table(tmp_path: Path, 
         assert dict(titles.select("item_id", "title").iter_rows()) == {"i1": "Tea", "i2": "Cup"}
 
 
-def test_items_are_those_of_the_tenant_only(tmp_path: Path) -> None:
+def test_only_items_of_the_tenant_are_used(tmp_path: Path) -> None:
     """Ids of several tenants may be the same, and a table beside all of them says nothing about whose it is."""
     folder = tmp_path / "archive"
     archived(folder, 1)
@@ -222,7 +222,7 @@ def test_items_are_those_of_the_tenant_only(tmp_path: Path) -> None:
     assert (title("main", "2"), title("other", "3")) == (None, "Tea")
 
 
-def test_the_archive_s_own_table_of_items_is_its_only_tenant_s(tmp_path: Path) -> None:
+def test_the_items_table_of_the_archive_belongs_to_its_only_tenant(tmp_path: Path) -> None:
     with ArchiveWriter.open(tmp_path) as writer:
         writer.commit([entry for entry in random_log(1) if entry.tenant == "main"], {0: "240-0"})
     assert TrainingEvents(tmp_path, "main").item_folders() == ["tenant=main/", ""]

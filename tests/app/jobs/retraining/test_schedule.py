@@ -1,4 +1,4 @@
-"""When the trainer's next round is due, and how often is said."""
+"""The schedule of the trainer: when the next round is due, and how intervals are written."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def test_when_the_next_round_is_due(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", ["24", "h", "0h", "1.5h", "-1h", "1w"])
-def test_how_often_is_said_with_a_unit(every: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_intervals_have_a_unit(every: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("retrain", "--every", every) == 2
     assert "24h, 30m or 7d" in " ".join(capsys.readouterr().err.split())

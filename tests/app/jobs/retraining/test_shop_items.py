@@ -1,4 +1,4 @@
-"""What the store knows of items goes over the table beside the archive, in the data of a training."""
+"""Items of the store override the items table of the archive in training data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def settings(tmp_path: Path) -> Settings:
     return settings
 
 
-def test_the_store_tells_what_was_put_of_used_items(settings: Settings) -> None:
+def test_the_store_returns_updates_of_used_items(settings: Settings) -> None:
     found = asyncio.run(items_of_store(settings, USED))
     assert found.keys() == {"tea", "cup"}
     vector = found["tea"].pop("vector")
@@ -48,7 +48,7 @@ def test_the_store_tells_what_was_put_of_used_items(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("file", ["items.tsv", "items.parquet", None])
-def test_it_goes_over_the_file(settings: Settings, tmp_path: Path, file: str | None) -> None:
+def test_updates_override_the_file(settings: Settings, tmp_path: Path, file: str | None) -> None:
     rows: dict[str, list[Any]] = {
         "item_id": ["tea", "cup", "old"],
         "title": ["Tea", "Cup", "Old"],
@@ -77,7 +77,7 @@ def test_it_goes_over_the_file(settings: Settings, tmp_path: Path, file: str | N
         np.testing.assert_allclose(vectors.of(["cup", "old"]).astype(np.float64), expected, atol=1e-3)
 
 
-def test_a_store_that_knows_nothing_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_a_store_without_updates_keeps_the_file(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,title\ntea,Tea\n")
     put_over_file(tmp_path, {})
     assert (tmp_path / "items.csv").read_text() == "item_id,title\ntea,Tea\n"

@@ -1,4 +1,4 @@
-"""Which rounds continue from the served model."""
+"""Warm starts: which rounds continue from the served model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.config import EVENT_WEIGHTS
 from tests.app.jobs.retraining.shops import WARM_PLAN, Shop
 
 
-def test_one_model_in_some_is_trained_afresh(shop: Shop) -> None:
+def test_every_nth_round_trains_from_scratch(shop: Shop) -> None:
     """So is one after a refusal, and one of another kind."""
     shop.collect(200)
     name = shop.retrain().name
@@ -34,7 +34,7 @@ def test_one_model_in_some_is_trained_afresh(shop: Shop) -> None:
     assert [continues(after_two, full_every=full_every) for full_every in (2, 3, 4)] == [False, False, True]
 
 
-def test_a_round_about_other_items_trains_afresh(shop: Shop) -> None:
+def test_a_round_with_other_items_trains_from_scratch(shop: Shop) -> None:
     shop.collect(200)
     assert shop.retrain().outcome == "activated"
     for number in range(200):
@@ -47,7 +47,7 @@ def test_a_round_about_other_items_trains_afresh(shop: Shop) -> None:
     assert all(item_id.startswith("new-") for item_id in made.items.ids)
 
 
-def test_a_round_keeps_the_event_weights_and_unseen_types_of_the_served_model(shop: Shop) -> None:
+def test_a_warm_round_keeps_event_weights_and_unseen_types(shop: Shop) -> None:
     shop.collect(200)
     made = model_directory.load(shop.models / str(shop.retrain().name))
     kept = {"event_weights": EVENT_WEIGHTS | {"purchase": 3.0, "glance": 0.5}, "unseen_types": ("view",)}
