@@ -1,4 +1,4 @@
-"""What calls cost: known beforehand, bounded for each, and charged to the key's rate."""
+"""Costs of calls: known in advance, bounded, and charged to the key's rate."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def archiving(redis_server: RedisServer, directory: Path, **settings: int) -> tu
     return client, text
 
 
-class TestTheCost:
+class TestCost:
     @pytest.mark.parametrize(
         "fields",
         [
@@ -72,7 +72,7 @@ class TestTheCost:
             {"mode": "repeat", "exclude": ["item-1"] * 100},
         ],
     )
-    def test_of_what_reads_a_log_is_that_of_its_parts(self, fields: dict[str, Any]) -> None:
+    def test_of_a_request_that_reads_a_log_is_the_sum_of_its_parts(self, fields: dict[str, Any]) -> None:
         asked = request(**fields)
         assert cost_of(asked) == pytest.approx(PLAIN + sum(parts_of(asked).values()))
 
@@ -89,7 +89,7 @@ class TestTheCost:
             {"categories_all": ["a"]},
         ],
     )
-    def test_leaves_out_only_parts_that_cost_nothing(self, fields: dict[str, Any]) -> None:
+    def test_omits_only_free_parts(self, fields: dict[str, Any]) -> None:
         asked = request(**fields)
         every = {field: cost for field, of in PARTS.items() if (cost := of(asked))}
         assert {field: cost for field, cost in parts_of(asked).items() if cost} == every
@@ -110,7 +110,7 @@ class TestTheCost:
             },
         ],
     )
-    def test_of_scenarios_and_searches_leaves_out_only_parts_that_cost_nothing(self, settings: dict[str, Any]) -> None:
+    def test_of_scenarios_and_searches_omits_only_free_parts(self, settings: dict[str, Any]) -> None:
         stored = ScenarioSettings.model_validate(settings)
         wishes: list[dict[str, Any]] = [{}, {"debug": True}, {"filter": "true", "categories": ["d"], "explain": True}]
         search = PersonalSearch(user_id="ada", text="tea")
@@ -122,7 +122,7 @@ class TestTheCost:
         free = {"user_id", "scenario", "current_item", "because", "within", "basket_only", "rotation_days"}
         assert RecommendationRequest.model_fields.keys() - PARTS == free
 
-    def test_of_a_plain_request_is_one_however_it_is_written(self) -> None:
+    def test_of_a_plain_request_is_1(self) -> None:
         wishes: list[dict[str, Any]] = [
             {},
             {"k": 10},
@@ -158,20 +158,20 @@ class TestTheCost:
 
 @pytest.mark.parametrize("count", [FEW_CATEGORIES, FEW_CATEGORIES + 1])
 @pytest.mark.parametrize("field", ["categories", "categories_all", "categories_none"])
-def test_a_request_with_many_categories_is_not_computed_with_light_ones(field: str, count: int) -> None:
+def test_requests_with_many_categories_are_not_batched_with_light_ones(field: str, count: int) -> None:
     asked = request(**{field: [f"label {n}" for n in range(count)]})
     assert cost_of(asked) < LIGHT
     assert is_light(asked, cost_of(asked)) == (count <= FEW_CATEGORIES)
 
 
-def test_a_boost_by_categories_is_not_computed_with_light_requests() -> None:
+def test_category_boosts_are_not_batched_with_light_requests() -> None:
     """For a user without a history, it goes through all items."""
     asked = request(boost={"tea": 20})
     assert not is_light(asked, cost_of(asked))
     assert is_light(request(boost={}), cost_of(request(boost={})))
 
 
-class TestTheChargeOfASearch:
+class TestSearchCharge:
     @pytest.mark.parametrize(
         ("query", "words", "charges"),
         [
@@ -182,15 +182,11 @@ class TestTheChargeOfASearch:
             ({"limit": 100}, 0, [3, 3, 3, 3, 3]),
         ],
     )
-    def test_grows_with_the_items_that_each_word_is_held_against(
-        self, query: dict[str, Any], words: int, charges: list[int]
-    ) -> None:
+    def test_grows_with_words_and_items(self, query: dict[str, Any], words: int, charges: list[int]) -> None:
         catalogues = [60, 99_999, 100_000, 1_000_000, 10_000_000]
         assert [search_charge(SearchQuery(**query), words, items, MOST) for items in catalogues] == charges
 
-    def test_counts_items_that_no_model_has_learned(
-        self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_counts_cold_items(self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
         client, texts = guarded
         monkeypatch.setattr("app.recommendation.cost.SEARCHED_ITEMS", 20)
         of_model = len(client.service.catalogue)
@@ -231,8 +227,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, 
     client.close()
 
 
-class TestACall:
-    def test_that_costs_too_much_is_refused_and_the_answer_says_what_to_lower(
+class TestCall:
+    def test_that_is_too_costly_is_refused_with_the_option_to_lower(
         self, guarded: tuple[Client, dict[str, str]]
     ) -> None:
         """The reproduction: this call cost 2,600 plain requests, and counted as one."""
@@ -245,7 +241,7 @@ class TestACall:
         assert error["details"][0] == {"index": None, "field": "explain", "reason": "costs 2,500"}
         assert client.post("/v1/recommendations", json=HEAVIEST, headers=bearer(texts["free"])).status_code == 200
 
-    def test_that_costs_more_than_the_key_has_in_a_minute_is_told_so(
+    def test_that_costs_more_than_the_rate_of_the_key_is_refused_as_such(
         self, guarded: tuple[Client, dict[str, str]]
     ) -> None:
         client, texts = guarded
@@ -270,7 +266,7 @@ class TestACall:
         assert client.post("/v1/recommendations", json=rest, headers=headers).status_code == 200
         assert client.get("/v1/users/ada/recommendations", headers=headers).status_code == 429
 
-    def test_that_rolls_a_scenario_back_costs_as_much_as_its_put(self, guarded: tuple[Client, dict[str, str]]) -> None:
+    def test_that_rolls_back_a_scenario_costs_the_same_as_its_put(self, guarded: tuple[Client, dict[str, str]]) -> None:
         client, texts = guarded
         url, large = "/v1/admin/scenarios/home", {"filter": "true" + " && true" * 200}
 
@@ -318,7 +314,7 @@ class TestACall:
         assert answer.status_code == 200
         assert left(client, texts["seen"]) == 100 - (2 + 2 + 20)
 
-    def test_that_reads_too_long_logs_is_refused_and_told_why(
+    def test_that_reads_too_long_logs_is_refused_with_the_reason(
         self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         client, texts = guarded
@@ -335,7 +331,7 @@ class TestACall:
         assert error["details"][0] == {"index": None, "field": "exclude_seen", "reason": "costs 240"}
         assert reads == []
 
-    def test_asks_for_lengths_of_logs_where_they_may_change_something(
+    def test_asks_for_log_lengths_only_if_they_matter(
         self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         client, texts = guarded
@@ -389,9 +385,7 @@ class TestACall:
         assert left(client, text) == 100 - (3 + 2 + ARCHIVED_FILE)
         client.close()
 
-    def test_of_an_operator_is_never_too_costly_but_counts_as_half_of_the_minute(
-        self, guarded: tuple[Client, dict[str, str]]
-    ) -> None:
+    def test_of_an_operator_costs_at_most_half_of_a_minute(self, guarded: tuple[Client, dict[str, str]]) -> None:
         client, texts = guarded
         headers = bearer(texts["operates"])
         activated = client.post("/v1/admin/generations/tiny/activate", headers=headers)

@@ -1,4 +1,4 @@
-"""What events leave out of a list, over HTTP: what the events that were sent say, whatever became of them since."""
+"""Exclusion of items by event types, over HTTP: exactly the items of the events that count."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def left_out(users: NaiveUsers, user_id: str, rule: Mapping[str, Any]) -> set[st
 
 @given(histories, rules, rules)
 @settings(max_examples=15)
-def test_what_events_leave_out_is_left_out_and_nothing_else(
+def test_exactly_the_items_of_excluded_events_are_missing(
     shop: Shop, history: list[Any], rule: dict[str, Any], narrower: dict[str, Any]
 ) -> None:
     users, prefix = NaiveUsers(), f"user-{next(numbers)}"
@@ -93,9 +93,7 @@ def test_what_events_leave_out_is_left_out_and_nothing_else(
 
 
 class TestBound:
-    def test_what_is_beyond_it_is_said_and_a_short_log_says_nothing(
-        self, shop: Shop, start: Any, tmp_path: Path
-    ) -> None:
+    def test_a_truncated_log_is_reported(self, shop: Shop, start: Any, tmp_path: Path) -> None:
         client = start(tmp_path, max_seen_events=3)
         events = [{"user_id": "long", "item_id": item_id(row), "type": "purchase"} for row in range(5)]
         client.post("/v1/events", json=[*events, *({**one, "user_id": "short"} for one in events[:3])])
@@ -106,14 +104,14 @@ class TestBound:
         client.close()
 
 
-def test_a_log_that_cannot_be_read_is_an_error_as_nobody_knows_what_to_leave_out(client: Client) -> None:
+def test_an_unreadable_log_is_an_error(client: Client) -> None:
     client.post("/v1/events", json={"user_id": "ada", "item_id": item_id(1), "type": "purchase"})
     client.close_store()
     assert client.recommend("ada", exclude_seen="all")["source"] == "popular"
     assert_refused(client.get("/v1/users/ada/recommendations", params={"exclude_events": "purchase"}), 503)
 
 
-def test_of_a_user_whose_state_is_still_to_be_folded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excluded_events_apply_before_the_state_is_folded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reproduction: the log was read, and then not used."""
     client.click("ada", *ALL_ITEMS[:5])
 
@@ -134,7 +132,7 @@ def test_of_a_user_whose_state_is_still_to_be_folded(client: Client, monkeypatch
 
 
 class TestRefused:
-    def test_a_type_that_no_model_knows_and_the_answer_has_those_that_there_are(self, shop: Shop) -> None:
+    def test_an_unknown_type_is_refused_with_the_known_ones(self, shop: Shop) -> None:
         unknown = {"exclude_events": ["purchase", SECRET]}
         asked = {"user_id": "ada", **unknown}
         answers = {
@@ -168,10 +166,10 @@ class TestRefused:
             {"exclude_events": ["click"], "history": ["item-1"], "user_id": None},
         ],
     )
-    def test_what_says_nothing(self, shop: Shop, wish: dict[str, Any]) -> None:
+    def test_empty_exclusions_are_refused(self, shop: Shop, wish: dict[str, Any]) -> None:
         assert_refused(shop.client.post("/v1/recommendations", json={"user_id": "ada", **wish}), 422)
 
-    def test_no_scenario_whose_types_another_model_does_not_know(
+    def test_scenarios_stay_valid_when_another_model_lacks_their_types(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         settings_ = {"exclude_events": ["purchase"], "k": ITEMS, "exclude_seen": "none"}

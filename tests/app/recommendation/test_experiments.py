@@ -1,4 +1,4 @@
-"""A/B: stable by user, everywhere the same, in shares; answered, counted, begun and ended without a restart."""
+"""A/B experiments: stable assignment, equal in all processes; responses, counts, start and end without a restart."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def generations(client: Client, users: list[str] = USERS) -> dict[str, str]:
     return {user_id: client.recommend(user_id)["generation"] for user_id in users}
 
 
-def test_users_fall_into_arms_by_their_shares_and_stay_there() -> None:
+def test_users_are_assigned_by_shares_and_stay_in_their_arm() -> None:
     """A share that grows takes users in and lets none go; another name mixes them anew."""
     users = [f"u{n}" for n in range(4000)]
 
@@ -60,7 +60,9 @@ def test_users_fall_into_arms_by_their_shares_and_stay_there() -> None:
     assert sum(halves[user_id] == others[user_id] for user_id in users) == pytest.approx(2000, abs=160)
 
 
-def test_every_process_goes_by_it_until_it_is_ended(begin: Callable[..., Client], redis_server: RedisServer) -> None:
+def test_every_process_follows_an_experiment_until_it_ends(
+    begin: Callable[..., Client], redis_server: RedisServer
+) -> None:
     settings = {"redis_url": redis_server.url}
     one, other = begin(**settings), begin(**settings)
     try:
@@ -100,7 +102,7 @@ def test_every_process_goes_by_it_until_it_is_ended(begin: Callable[..., Client]
         other.close()
 
 
-def test_clicks_are_told_apart_by_arm(begin: Callable[..., Client]) -> None:
+def test_clicks_are_counted_by_arm(begin: Callable[..., Client]) -> None:
     client = begin()
     try:
         assert client.request("PUT", "/v1/admin/experiment", json=JUNE).status_code == 200
@@ -123,7 +125,7 @@ def test_clicks_are_told_apart_by_arm(begin: Callable[..., Client]) -> None:
         client.close()
 
 
-def test_one_that_an_earlier_version_began_as_other_goes_on(begin: Callable[..., Client]) -> None:
+def test_an_experiment_of_an_earlier_version_continues(begin: Callable[..., Client]) -> None:
     client = begin()
     try:
         text = Experiment.model_validate(JUNE | {"name": "other"}).model_dump_json()
@@ -134,7 +136,7 @@ def test_one_that_an_earlier_version_began_as_other_goes_on(begin: Callable[...,
         client.close()
 
 
-def test_another_model_may_become_active_meanwhile(begin: Callable[..., Client], models: Path) -> None:
+def test_another_model_may_become_active_during_an_experiment(begin: Callable[..., Client], models: Path) -> None:
     write_model(models / "july", 9)
     client = begin()
     try:
@@ -169,7 +171,7 @@ def test_another_model_may_become_active_meanwhile(begin: Callable[..., Client],
         ({"name": "june", "shares": {"may": 1, "august": 1}}, 404),
     ],
 )
-def test_what_is_no_experiment_changes_nothing(begin: Callable[..., Client], body: Any, status: int) -> None:
+def test_invalid_experiments_change_nothing(begin: Callable[..., Client], body: Any, status: int) -> None:
     client = begin()
     try:
         assert_refused(client.request("PUT", "/v1/admin/experiment", json=body), status)
@@ -179,7 +181,7 @@ def test_what_is_no_experiment_changes_nothing(begin: Callable[..., Client], bod
         client.close()
 
 
-def test_the_command_begins_and_ends_it(
+def test_the_command_starts_and_ends_an_experiment(
     begin: Callable[..., Client], models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = begin()

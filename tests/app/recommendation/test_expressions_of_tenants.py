@@ -1,4 +1,4 @@
-"""An expression of one tenant reads that tenant's properties alone, and one of a user that user's."""
+"""Expressions see only the properties of their tenant and user."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def two_shops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shops]:
 
 @given(shops, people)
 @settings(max_examples=15)
-def test_the_same_expression_selects_by_what_each_tenant_and_user_has(
+def test_an_expression_uses_the_values_of_its_tenant_and_user(
     two_shops: Shops, items: dict[str, dict[str, dict[str, Any]]], limits: dict[tuple[str, str], float]
 ) -> None:
     for tenant in TENANTS:

@@ -1,4 +1,4 @@
-"""Requests that cannot be answered, and those that are answered beside them."""
+"""Requests that cannot be answered fail alone in their batch."""
 
 from __future__ import annotations
 
@@ -30,22 +30,20 @@ HALF_A_PAIR = "\ud800"  # of surrogates: a text in JSON that no UTF-8 has
         ("PUT", "/v1/admin/scenarios/home", {"params": {"x": {"default": HALF_A_PAIR}}}, "params"),
     ],
 )
-def test_half_a_character_is_refused(client: Client, method: str, url: str, body: dict[str, Any], field: str) -> None:
+def test_lone_surrogates_are_refused(client: Client, method: str, url: str, body: dict[str, Any], field: str) -> None:
     answer = client.request(method, url, content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert field in str(answer.json()["error"]["details"])
 
 
-def test_why_a_value_is_refused_is_said_of_any_depth() -> None:
+def test_errors_name_values_at_any_depth() -> None:
     value: list[Any] = []
     for _ in range(sys.getrecursionlimit()):
         value = [value]
     assert refusal("x", "list", value, "number") == "x is a number, and a value of many levels is a list"
 
 
-def test_a_list_without_seen_items_is_that_of_nobody_while_the_log_cannot_be_read(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_log_gives_the_list_of_an_unknown_user(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.click("ada", "item-1", "item-2")
 
     async def fail(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Filters and boosts that requests write in CEL, served over HTTP."""
+"""Filters and boosts as CEL expressions in requests, over HTTP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_categories(*names: str) -> set[str]:
         ("false", {"categories": ["nothing"]}),
     ],
 )
-def test_a_filter_answers_as_the_fields_do_that_say_the_same(
+def test_a_filter_equals_the_corresponding_fields(
     client: Client, expression: str, sugar: dict[str, Any], user: str
 ) -> None:
     client.click("known", "item-3", "item-4")
@@ -49,7 +49,7 @@ def test_a_filter_answers_as_the_fields_do_that_say_the_same(
 
 
 @pytest.mark.parametrize("user", ["known", "nobody"])
-def test_a_boost_answers_as_one_of_categories(client: Client, user: str) -> None:
+def test_a_boost_equals_a_category_boost(client: Client, user: str) -> None:
     client.click("known", "item-3", "item-4")
     boosts: list[Any] = [
         {"tea": 0.75, "cup": -0.5},
@@ -62,7 +62,7 @@ def test_a_boost_answers_as_one_of_categories(client: Client, user: str) -> None
     assert client.recommend(user, **query)["items"] == results[0]["items"]
 
 
-def test_changes_of_items_are_seen_at_once(client: Client) -> None:
+def test_changes_of_items_apply_at_once(client: Client) -> None:
     expression = {"filter": '"new" in item.categories || item.title.startsWith("Gift")'}
     assert shown(client, **expression) == []
     client.request("PUT", f"/v1/items/{item_id(5)}", json={"categories": ["new"]})
@@ -95,7 +95,7 @@ def test_current_is_the_item_of_the_page(client: Client) -> None:
         ({"filter": "params.in > 1.0", "params": {"in": 1}}, "filter", ""),
     ],
 )
-def test_an_error_says_where_it_is(client: Client, wish: dict[str, Any], field: str, reason: str) -> None:
+def test_an_error_names_its_position(client: Client, wish: dict[str, Any], field: str, reason: str) -> None:
     response = client.post("/v1/recommendations", json={"user_id": "ada", **wish})
     assert response.status_code == 422
     (detail,) = response.json()["error"]["details"]
@@ -123,14 +123,14 @@ def test_an_error_says_where_it_is(client: Client, wish: dict[str, Any], field: 
         {"current_item": "a\x85b"},
     ],
 )
-def test_what_is_no_expression_or_parameter_is_refused(client: Client, wish: dict[str, Any]) -> None:
+def test_invalid_expressions_and_parameters_are_refused(client: Client, wish: dict[str, Any]) -> None:
     response = client.post("/v1/recommendations", json={"user_id": "ada", **wish})
     assert response.status_code == 422, response.text
     query = {name: json.dumps(value) if name == "params" else value for name, value in wish.items()}
     assert client.get("/v1/users/ada/recommendations", params=query).status_code == 422
 
 
-def test_rules_about_a_user_who_cannot_be_read_are_answered_503_and_other_lists_are_popular(client: Client) -> None:
+def test_rules_about_an_unreadable_user_return_503(client: Client) -> None:
     put = client.request("PUT", "/v1/users/ada/properties", json={"properties": {"child": True}})
     assert put.status_code == 200
     client.runner.run(client.service.switcher.poll())
@@ -155,7 +155,7 @@ def quoted(names: list[str]) -> str:
     labels, labels, labels, st.dictionaries(st.sampled_from(["tea", "cup", "unknown"]), st.sampled_from([0.75, -2.0]))
 )
 @settings(max_examples=40)
-def test_fields_of_categories_are_sugar_for_expressions(
+def test_category_fields_equal_expressions(
     shared_client: Client, any_of: list[str], all_of: list[str], none_of: list[str], boost: dict[str, float]
 ) -> None:
     by_field = {"categories": any_of, "categories_all": all_of, "categories_none": none_of, "boost": boost}

@@ -1,4 +1,4 @@
-"""Requests that need a long log: bounded, said in the answer, and nobody else waits for them."""
+"""Requests that read a long log: bounded, reported in the response, and without delay for others."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def bounded(
 
 
 class TestBound:
-    def test_the_newest_events_count_and_the_answer_says_so(self, bounded: Client) -> None:
+    def test_only_the_newest_events_count_and_the_response_says_so(self, bounded: Client) -> None:
         answer = bounded.recommend("long", k=ITEMS, exclude_seen="all")
         newest = {item_id(row) for row in range(20 - NEWEST, 20)}
         assert newest.isdisjoint(item_ids(answer))
         assert len(item_ids(answer)) == ITEMS - NEWEST
         assert answer["seen_events_limit"] == NEWEST
 
-    def test_whose_log_is_short_enough_has_nothing_said(self, bounded: Client) -> None:
+    def test_a_short_log_is_not_reported(self, bounded: Client) -> None:
         answer = bounded.recommend("short", k=ITEMS, exclude_seen="all")
         assert len(item_ids(answer)) == ITEMS - NEWEST
         assert "seen_events_limit" not in answer
         for rule in ("none", "recent"):
             assert "seen_events_limit" not in bounded.recommend("long", exclude_seen=rule)
 
-    def test_each_request_of_a_batch_is_answered_as_alone(self, bounded: Client) -> None:
+    def test_a_batch_equals_single_requests(self, bounded: Client) -> None:
         asked = [
             {"user_id": user_id, "exclude_seen": rule, "k": ITEMS}
             for user_id in ("long", "short", "nobody")
@@ -65,14 +65,14 @@ class TestBound:
             assert item_ids(answer) == item_ids(alone)
             assert answer.get("seen_events_limit") == alone.get("seen_events_limit")
 
-    def test_the_field_is_described(self, bounded: Client) -> None:
+    def test_the_field_is_documented(self, bounded: Client) -> None:
         schemas = bounded.get("/openapi.json").json()["components"]["schemas"]
         assert "newest" in schemas["Recommendations"]["properties"]["seen_events_limit"]["description"]
 
 
 @pytest.mark.parametrize(("size", "is_costly"), [(0, False), (SHORT_LOG, False), (SHORT_LOG + 1, True)])
 @pytest.mark.parametrize("wish", [{"mode": "repeat"}, {"exclude_seen": "all"}, {"exclude_events": ["click"]}])
-def test_what_has_read_a_short_log_is_ranked_with_plain_requests(
+def test_requests_with_a_short_log_are_batched_with_plain_ones(
     wish: dict[str, Any], size: int, is_costly: bool
 ) -> None:
     request, states = RecommendationRequest.model_validate({"user_id": "ada", **wish}), SimpleNamespace(node_of=str)
@@ -81,7 +81,7 @@ def test_what_has_read_a_short_log_is_ranked_with_plain_requests(
     assert BatchEntry.of(request, EVERYTHING, None, cast(Any, states)).lane.is_costly  # it could not be read
 
 
-def test_a_short_log_brings_the_state_of_its_user(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_log_is_read_together_with_the_state(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.click("ada", "item-1", "item-2")
     plain = client.recommend("ada", exclude_seen="recent", k=10)
     read, states = list[str](), client.service.store.states
@@ -100,7 +100,7 @@ def test_a_short_log_brings_the_state_of_its_user(client: Client, monkeypatch: p
 
 
 class TestOthers:
-    def test_nobody_waits_for_a_log_that_is_read(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_requests_do_not_wait_for_a_long_log(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         client.click("ada", "item-1", "item-2")
         seen_items, may_read = client.service.store.seen_items, asyncio.Event()
 
@@ -124,7 +124,7 @@ class TestOthers:
 
         client.runner.run(law())
 
-    def test_so_many_logs_wait_and_no_more(
+    def test_reads_of_long_logs_beyond_the_limit_are_refused(
         self, start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(state_reader, "MAX_WAITING", 3)
@@ -164,7 +164,7 @@ class TestOthers:
         client.runner.run(law())
         client.close()
 
-    def test_the_state_after_an_undo_in_a_long_log_comes_when_it_is_folded(
+    def test_an_undo_in_a_long_log_is_folded_in_the_background(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(user_data, "MAX_MISSING_EVENTS", 5)
@@ -179,7 +179,7 @@ class TestOthers:
         assert_refused(client.get("/v1/users/nobody"), 404)
 
 
-def test_a_process_whose_file_was_replaced_is_no_longer_ready(client: Client, tmp_path: Path) -> None:
+def test_a_process_whose_database_was_replaced_is_not_ready(client: Client, tmp_path: Path) -> None:
     client.click("ada", "item-1")
     assert client.get("/readyz").status_code == 200
     (tmp_path / "lisarec.sqlite3").rename(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""Pages of a list, and the cursors between them, on both stores."""
+"""Pages of a list and their cursors, on both stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.app.support import ALL_ITEMS, all_pages, item_ids, recommend
 
 class TestPages:
     @pytest.mark.parametrize("rule", [{}, {"diversity": 0.6}, {"pin": [{"item_id": "item-40", "place": 33}]}])
-    def test_whatever_happens_meanwhile_nothing_comes_twice(self, shop: Client, rule: dict[str, Any]) -> None:
+    def test_no_item_appears_twice_across_pages(self, shop: Client, rule: dict[str, Any]) -> None:
         """The user comes, clicks on what is shown and on other items between the pages."""
         user_id = f"reader-{len(json.dumps(rule))}"
         shown: list[str] = []
@@ -30,14 +30,14 @@ class TestPages:
         assert len(set(shown)) == len(shown)
         assert set(shown) == set(ALL_ITEMS) - set(GONE)
 
-    def test_seen_items_that_were_not_shown_do_not_come(self, shop: Client) -> None:
+    def test_items_seen_between_pages_are_excluded(self, shop: Client) -> None:
         first = recommend(shop, user_id="leaver", k=5, cursor="")
         clicked = [item for item in ALL_ITEMS if item not in item_ids(first)][:3]
         shop.click("leaver", *clicked)
         rest = recommend(shop, user_id="leaver", k=MAX_K, cursor=first["cursor"])
         assert set(item_ids(rest)) == set(ALL_ITEMS) - set(GONE) - set(clicked) - set(item_ids(first))
 
-    def test_an_item_that_was_sold_out_meanwhile_does_not_come(self, shop: Client) -> None:
+    def test_items_sold_out_between_pages_are_excluded(self, shop: Client) -> None:
         first = recommend(shop, history=["item-1"], k=5, cursor="")
         shop.request("PUT", "/v1/items/item-50", json={"available": False})
         rest = recommend(shop, history=["item-1"], k=MAX_K, cursor=first["cursor"])
@@ -46,14 +46,14 @@ class TestPages:
         assert rest["cursor"] is None
 
     @pytest.mark.parametrize("user_id", ["pager", "pager@shop.example"])
-    def test_a_query_string_gets_them_too(self, shop: Client, user_id: str) -> None:
+    def test_a_query_string_returns_pages(self, shop: Client, user_id: str) -> None:
         """The address of the second user is encoded, so that a declared route answers."""
         path = f"/v1/users/{quote(user_id, safe='')}/recommendations"
         first = shop.get(path, params={"k": 5, "cursor": ""}).json()
         second = shop.get(path, params={"k": 5, "cursor": first["cursor"]}).json()
         assert len({*item_ids(first), *item_ids(second)}) == 10
 
-    def test_without_asking_for_pages_there_is_no_cursor(self, shop: Client) -> None:
+    def test_a_cursor_is_returned_only_on_request(self, shop: Client) -> None:
         assert "cursor" not in recommend(shop, user_id="clicker", k=5)
 
     def test_similar_items_have_pages_too(self, shop: Client) -> None:
@@ -62,11 +62,11 @@ class TestPages:
         assert [item for page in pages for item in item_ids(page)] == whole
 
     @given(ids=st.lists(st.sampled_from([*ALL_ITEMS, "x" * 128, "never-heard-of"]), unique=True, min_size=1))
-    def test_a_cursor_says_what_was_shown(self, ids: list[str]) -> None:
+    def test_a_cursor_contains_the_shown_items(self, ids: list[str]) -> None:
         assert list(shown_before(cursor_after(ids))) == ids
 
     @pytest.mark.parametrize("character", ["x", "\N{TEAPOT}"])
-    def test_it_says_so_of_alike_ids_too_and_is_never_short_for_what_it_says(self, character: str) -> None:
+    def test_similar_ids_round_trip_within_the_compression_limit(self, character: str) -> None:
         ids = [f"{character * 123}{number:05}" for number in range(MAX_ITEMS)]
         cursor = cursor_after(ids)
         assert list(shown_before(cursor)) == ids
@@ -104,6 +104,6 @@ class TestCursors:
             assert response.status_code == 422
             assert [detail["field"] for detail in response.json()["error"]["details"]] == ["cursor"]
 
-    def test_a_made_up_cursor_leaves_out_what_it_names(self, shop: Client) -> None:
+    def test_a_forged_cursor_only_excludes_its_items(self, shop: Client) -> None:
         answer = recommend(shop, user_id="nobody", k=MAX_K, cursor=cursor_after(["item-1", "item-2", "unheard-of"]))
         assert set(item_ids(answer)) == set(ALL_ITEMS) - set(GONE) - {"item-1", "item-2"}

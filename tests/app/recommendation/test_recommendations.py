@@ -1,4 +1,4 @@
-"""Both recommendation calls: they learn, their filters never leak, and a batch is its single answers."""
+"""Both recommendation calls: they learn from events, respect filters, and batches equal single requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestLearning:
             rankings.append(item_ids(client.recommend("ada", exclude_seen="none")))
         assert len({tuple(ranking) for ranking in rankings}) == len(rankings)
 
-    def test_an_answer_names_its_items_and_itself(self, client: Client) -> None:
+    def test_a_response_has_ids_of_its_items_and_its_own(self, client: Client) -> None:
         client.click("ada", "item-1")
         answer = client.recommend("ada", k=ITEMS, exclude_seen="none")
         assert (answer["user_id"], answer["generation"], answer["source"]) == ("ada", "tiny", "personalised")
@@ -60,7 +60,7 @@ class TestLearning:
         assert titles["item-7"] == "Green thing number 7"
         assert titles["item-5"] is None  # it has none
 
-    def test_scores_are_the_engine_s_on_the_state(self, client: Client, model_dir: Any) -> None:
+    def test_scores_equal_the_engine_on_the_state(self, client: Client, model_dir: Any) -> None:
         client.click("ada", "item-9", "item-4", "item-9")
         user = client.get("/v1/users/ada").json()
         model = load(model_dir)
@@ -72,9 +72,7 @@ class TestLearning:
         assert item_ids(answer) == [item_id(row) for row in rows]
         np.testing.assert_allclose([item["score"] for item in answer["items"]], scores, rtol=1e-5)
 
-    def test_users_whom_the_engine_ranks_in_one_go_get_the_same(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_captured_batches_give_the_same_lists(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         client.click("ada", "item-9", "item-4")
         client.click("bob", "item-9", "item-5")
         wishes: list[dict[str, Any]] = [
@@ -102,7 +100,7 @@ class TestLearning:
             asked.clear()
         assert 'lisarec_engine_seconds_sum{stage="device"} 5.0' in client.get("/metrics").text
 
-    def test_a_history_is_answered_like_a_user_who_clicked_it(self, client: Client) -> None:
+    def test_a_history_equals_a_user_with_these_clicks(self, client: Client) -> None:
         history = ["item-1", "item-2", "item-1", "item-30"]
         client.click("ada", *history)
         for rule in ("none", "recent", "all"):
@@ -111,23 +109,23 @@ class TestLearning:
             assert same_items(as_history, client.recommend("ada", exclude_seen=rule))
         assert client.get("/v1/users/None").status_code == 404  # nothing was stored
 
-    def test_a_late_event_steps_but_is_not_the_last_item(self, client: Client) -> None:
+    def test_a_late_event_changes_the_state_but_not_the_last_item(self, client: Client) -> None:
         for item, timestamp in (("item-1", 2_000), ("item-2", 1_000)):
             client.post("/v1/events", json={"user_id": "ada", "item_id": item, "timestamp": timestamp})
         assert client.get("/v1/users/ada").json()["last_item_id"] == "item-1"
 
 
 class TestPopular:
-    def test_who_is_unknown_gets_popular_items(self, shared_client: Client) -> None:
+    def test_unknown_users_get_popular_items(self, shared_client: Client) -> None:
         popular = shared_client.get("/v1/items/popular").json()["items"]
         for answer in (shared_client.recommend("nobody"), recommend(shared_client, user_id="nobody")):
             assert (answer["source"], answer["items"]) == ("popular", popular)
 
-    def test_so_does_a_history_of_unknown_items_only(self, shared_client: Client) -> None:
+    def test_a_history_of_unknown_items_gets_popular_items(self, shared_client: Client) -> None:
         for history in ([], ["nothing", "known"]):
             assert recommend(shared_client, history=history)["source"] == "popular"
 
-    def test_so_does_a_user_without_a_step_but_not_what_was_seen(self, client: Client) -> None:
+    def test_a_user_without_weighted_events_gets_unseen_popular_items(self, client: Client) -> None:
         favourite = client.get("/v1/items/popular").json()["items"][0]["item_id"]
         client.post("/v1/events", json={"user_id": "ada", "item_id": favourite, "type": "dislike"})
         client.post("/v1/events", json={"user_id": "ada", "item_id": "not-in-the-catalogue"})
@@ -136,7 +134,7 @@ class TestPopular:
         assert favourite not in item_ids(answer)
         assert favourite in item_ids(client.recommend("ada", exclude_seen="none"))
 
-    def test_so_does_everybody_when_the_store_fails(self, client: Client) -> None:
+    def test_everybody_gets_popular_items_if_the_store_fails(self, client: Client) -> None:
         client.click("ada", "item-1")
         client.close_store()
         for rule in ("none", "recent", "all"):
@@ -147,7 +145,7 @@ class TestPopular:
 
 
 class TestSeen:
-    def test_recent_is_the_ring_and_all_is_the_log(self, client: Client) -> None:
+    def test_exclude_seen_recent_uses_the_ring_and_all_the_log(self, client: Client) -> None:
         clicked = [item_id(row) for row in range(ITEM_RING + 6)]
         client.click("ada", *clicked)
         shown = {rule: set(item_ids(client.recommend("ada", k=ITEMS, exclude_seen=rule))) for rule in ("recent", "all")}
@@ -156,7 +154,7 @@ class TestSeen:
         assert set(item_ids(client.recommend("ada", k=ITEMS, exclude_seen="none"))) == set(ALL_ITEMS)
         assert set(item_ids(client.recommend("ada", k=ITEMS))) == shown["recent"]  # the default
 
-    def test_the_rules_hold_for_a_history_too(self, shared_client: Client) -> None:
+    def test_exclude_seen_applies_to_a_history(self, shared_client: Client) -> None:
         history = [item_id(row) for row in range(ITEM_RING + 6)]
         left_out = {"none": [], "recent": history[-ITEM_RING:], "all": history}
         for rule, seen in left_out.items():
@@ -210,7 +208,7 @@ def allowed_items(request: dict[str, Any]) -> set[str]:
 class TestLaws:
     @given(request=requests)
     @settings(max_examples=150)
-    def test_filters_never_leak_and_never_hold_back(self, filled: Client, request: dict[str, Any]) -> None:
+    def test_filters_remove_exactly_the_excluded_items(self, filled: Client, request: dict[str, Any]) -> None:
         answer = recommend(filled, **request)
         shown, allowed = item_ids(answer), allowed_items(request)
         assert set(shown) <= allowed
@@ -222,7 +220,7 @@ class TestLaws:
 
     @given(batch=st.lists(requests, min_size=1, max_size=6))
     @settings(max_examples=40)
-    def test_a_batch_is_its_single_answers(self, filled: Client, batch: list[dict[str, Any]]) -> None:
+    def test_a_batch_equals_single_requests(self, filled: Client, batch: list[dict[str, Any]]) -> None:
         results = recommend(filled, requests=batch)["results"]
         for request, result in zip(batch, results, strict=True):
             alone = recommend(filled, **request)
@@ -231,7 +229,7 @@ class TestLaws:
 
     @given(wish=wishes, user_id=st.sampled_from(sorted(SEEN)))
     @settings(max_examples=40)
-    def test_get_is_post_with_a_query(self, filled: Client, wish: dict[str, Any], user_id: str) -> None:
+    def test_get_equals_post(self, filled: Client, wish: dict[str, Any], user_id: str) -> None:
         wish.pop("candidates", None)
         assert same_items(filled.recommend(user_id, **wish), recommend(filled, user_id=user_id, **wish))
 
@@ -310,7 +308,7 @@ def test_an_invalid_query_is_refused(shared_client: Client, query: str) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request")
 
 
-def test_a_full_batch_is_answered(shared_client: Client) -> None:
+def test_a_batch_of_the_maximum_size_is_answered(shared_client: Client) -> None:
     results = recommend(shared_client, requests=[{"user_id": f"u{n}", "k": 1} for n in range(MAX_REQUESTS)])["results"]
     assert [result["user_id"] for result in results] == [f"u{n}" for n in range(MAX_REQUESTS)]
 
@@ -335,7 +333,7 @@ class TestWhereAnswersAreComputed:
         monkeypatch.setattr(executor, "MAX_ON_LOOP_S", at_once_s)
         return client.recommend("ada")["items"]
 
-    def test_a_short_one_on_the_event_loop_and_a_long_one_beside_it(
+    def test_a_short_batch_runs_on_the_event_loop_and_a_long_one_in_a_thread(
         self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         client.click("ada", "item-1", "item-2")
@@ -344,7 +342,7 @@ class TestWhereAnswersAreComputed:
         assert turns[1].startswith("engine")
 
     @pytest.mark.parametrize(("fits", "on_loop"), [(2.0, 0), (6.0, 3)])
-    def test_a_costly_one_on_the_event_loop_only_if_several_times_its_cost_fits(
+    def test_a_costly_batch_runs_on_the_event_loop_only_with_margin(
         self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch, fits: float, on_loop: int
     ) -> None:
         monkeypatch.setattr(executor, "MAX_ON_LOOP_S", executor.MAX_ON_LOOP_S * executor.COSTLY_MARGIN * fits)
@@ -362,7 +360,7 @@ class TestWhereAnswersAreComputed:
             recommend(client, **body)
         assert [turn.startswith("costly") for turn in turns] == [False] * on_loop + [True] * (5 - on_loop)
 
-    def test_what_has_read_a_short_log_with_plain_ones(
+    def test_requests_with_a_short_log_run_with_plain_ones(
         self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(executor, "MAX_ON_LOOP_S", 1e9)
@@ -376,7 +374,7 @@ class TestPlainRequests:
     """Requests that name a user, and perhaps a length, take a shorter way: their answers are those of the other way."""
 
     @pytest.mark.parametrize("needed_events", [1e9, 1.0], ids=["without-trends", "with-trends"])
-    def test_they_get_the_same_bytes(
+    def test_plain_requests_return_the_same_bytes(
         self, client: Client, monkeypatch: pytest.MonkeyPatch, needed_events: float
     ) -> None:
         monkeypatch.setattr(trending, "MIN_RECENT_EVENTS", needed_events)

@@ -1,4 +1,4 @@
-"""What expressions select over HTTP, against CEL's own evaluator item by item, while properties change."""
+"""Expressions over HTTP equal CEL's own evaluator item by item, while properties change."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def wishes(current: int, given_params: Mapping[str, Any]) -> dict[str, Any]:
 
 @given(conditions, changes, params, st.integers(0, ITEMS - 1))
 @settings(max_examples=60)
-def test_a_filter_shows_the_items_for_which_it_is_true(
+def test_a_filter_returns_the_items_for_which_it_is_true(
     shop: Shop,
     expression: Pair,
     found: Sequence[tuple[int, Mapping[str, Any]]],
@@ -138,7 +138,7 @@ def test_a_filter_shows_the_items_for_which_it_is_true(
 
 @given(numbers, changes, params)
 @settings(max_examples=30)
-def test_a_boost_adds_its_number(
+def test_a_boost_adds_its_value(
     shop: Shop, expression: Pair, found: Sequence[tuple[int, Mapping[str, Any]]], given_params: Mapping[str, Any]
 ) -> None:
     shop.apply(found)
@@ -153,7 +153,7 @@ def test_a_boost_adds_its_number(
             assert boosted[item_id(row)] - plain[item_id(row)] == pytest.approx(gain, abs=1e-4)
 
 
-def test_a_user_s_properties_are_that_user_s_alone(shop: Shop) -> None:
+def test_an_expression_sees_only_its_user_s_properties(shop: Shop) -> None:
     def shown(user_id: str, **wishes: Any) -> int:
         asked = {**EVERY, "user_id": user_id, "params": {"region": "south"}, **wishes}
         response = shop.first.post("/v1/recommendations", json=asked)
@@ -174,7 +174,7 @@ def test_a_user_s_properties_are_that_user_s_alone(shop: Shop) -> None:
     assert len(response.json()["items"]) == 10
 
 
-def test_requests_do_not_wait_until_a_filter_of_the_whole_catalogue_is_evaluated(shop: Shop) -> None:
+def test_evaluating_a_filter_does_not_block_other_requests(shop: Shop) -> None:
     """The dates of items are applied while it may be: not by the event loop."""
     switcher = shop.first.service.switcher
     (served,) = switcher.served()
@@ -193,7 +193,7 @@ def test_requests_do_not_wait_until_a_filter_of_the_whole_catalogue_is_evaluated
     shop.first.runner.run(law())
 
 
-def test_an_item_is_recommended_between_its_dates_only_also_when_time_passes(shop: Shop) -> None:
+def test_an_item_is_recommended_only_between_its_dates(shop: Shop) -> None:
     def is_shown() -> list[bool]:
         for client in (shop.first, shop.other):
             client.runner.run(client.service.switcher.poll())

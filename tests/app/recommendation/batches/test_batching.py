@@ -1,4 +1,4 @@
-"""Batches form while one is worked on; everybody who waits is answered, or told why not."""
+"""Micro-batching: batches form while one runs, and every caller gets its answer or an error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def new_batcher() -> tuple[Work, MicroBatcher[int, int]]:
     return work, MicroBatcher(work, one_each, Limits(MAX_BATCH, MAX_WAITING))
 
 
-async def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
+async def test_requests_during_a_batch_form_the_next_one() -> None:
     work, batcher = new_batcher()
     asked = [await begun(batcher.submit([number])) for number in range(1 + MAX_BATCH + 2)]
     work.may_go.set()
@@ -69,7 +69,7 @@ async def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
 
 
 @given(callers=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=12))
-def test_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> None:
+def test_callers_get_their_own_answers_in_order(callers: list[list[int]]) -> None:
     async def law() -> None:
         work = Work()
         batcher = MicroBatcher(work, one_each, Limits(MAX_BATCH, 1_000))
@@ -81,7 +81,7 @@ def test_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> No
     asyncio.run(law())
 
 
-async def test_everybody_in_a_failed_batch_is_told_and_the_next_one_runs() -> None:
+async def test_a_failed_batch_fails_its_callers_and_the_next_one_runs() -> None:
     work, batcher = new_batcher()
     asked = [await begun(batcher.submit([ask])) for ask in (0, 1, -1, 2, 3, 4)]
     work.may_go.set()
@@ -90,7 +90,7 @@ async def test_everybody_in_a_failed_batch_is_told_and_the_next_one_runs() -> No
     assert all(isinstance(one, ZeroDivisionError) for one in found[1:5])
 
 
-async def test_no_more_wait_than_may() -> None:
+async def test_requests_beyond_the_queue_limit_are_refused() -> None:
     work, batcher = new_batcher()
     asked = [await begun(batcher.submit([number])) for number in range(1 + MAX_WAITING)]
     with pytest.raises(Overloaded):
@@ -101,7 +101,7 @@ async def test_no_more_wait_than_may() -> None:
 
 
 @pytest.mark.parametrize("end", [None, ZeroDivisionError, asyncio.CancelledError])
-def test_one_request_is_answered_at_once_and_however_that_ends_others_form_the_next_batch(end: type | None) -> None:
+def test_the_first_request_runs_at_once_and_others_form_the_next_batch(end: type | None) -> None:
     async def law() -> None:
         batches, may_go = list[list[int]](), asyncio.Event()
 
@@ -125,7 +125,7 @@ def test_one_request_is_answered_at_once_and_however_that_ends_others_form_the_n
     asyncio.run(law())
 
 
-async def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
+async def test_disconnected_and_cancelled_callers_are_not_computed() -> None:
     work, batcher = new_batcher()
     first = await begun(batcher.submit([0]))
     gone = await begun(batcher.submit([1], Requester(lambda: True)))
@@ -140,7 +140,7 @@ async def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
     assert work.batches == [[0], [3]]
 
 
-async def test_who_is_cancelled_meanwhile_holds_nobody_up() -> None:
+async def test_a_cancelled_caller_does_not_delay_others() -> None:
     work, batcher = new_batcher()
     first = await begun(batcher.submit([0]))
     first.cancel()
@@ -152,7 +152,7 @@ async def test_who_is_cancelled_meanwhile_holds_nobody_up() -> None:
 class TestOverlappingBatches:
     """Two batches are worked on at a time, as by a GPU whose copies overlap with its computations."""
 
-    def test_a_second_batch_does_not_wait_for_the_first_and_a_third_does(self) -> None:
+    def test_two_batches_run_at_a_time(self) -> None:
         async def law() -> None:
             may_end = [asyncio.Event() for _ in range(3)]
             batches: list[list[int]] = []
@@ -181,7 +181,7 @@ class TestOverlappingBatches:
         max_running=st.integers(1, 3),
         data=st.data(),
     )
-    def test_answers_come_in_order_whichever_batch_ends_first(
+    def test_answers_keep_their_order_whichever_batch_ends_first(
         self, callers: list[list[int]], max_running: int, data: st.DataObject
     ) -> None:
         async def law() -> None:
@@ -206,7 +206,7 @@ class TestOverlappingBatches:
 
         asyncio.run(law())
 
-    def test_they_run_in_threads_and_at_the_same_time(self) -> None:
+    def test_batches_run_in_threads_concurrently(self) -> None:
         both = threading.Barrier(2, timeout=PATIENCE_S)
         threads: list[threading.Thread] = []
 
@@ -251,7 +251,7 @@ def new_batcher_by_node(max_callers: int = 100) -> tuple[WorkByNode, MicroBatche
 
 
 @given(callers=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=12))
-def test_batches_are_of_one_node_and_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> None:
+def test_each_batch_contains_users_of_one_node(callers: list[list[int]]) -> None:
     async def law() -> None:
         work, batcher = new_batcher_by_node()
         asked = [await begun(batcher.submit(asks)) for asks in callers]
@@ -261,7 +261,7 @@ def test_batches_are_of_one_node_and_everybody_gets_the_own_answers_in_order(cal
     asyncio.run(law())
 
 
-async def test_a_node_that_hangs_holds_up_its_own_callers_only_and_few_of_them() -> None:
+async def test_a_hung_node_delays_only_a_few_of_its_own_callers() -> None:
     work, batcher = new_batcher_by_node(max_callers=3)
     work.hanging[7] = asyncio.Event()
     waiting = [await begun(batcher.submit([ask])) for ask in (7, 17)]
@@ -277,7 +277,7 @@ async def test_a_node_that_hangs_holds_up_its_own_callers_only_and_few_of_them()
     assert await batcher.submit([37]) == [370]
 
 
-async def test_who_needs_no_node_is_not_bounded_by_node() -> None:
+async def test_callers_without_a_node_have_no_limit_per_node() -> None:
     work, batcher = new_batcher_by_node(max_callers=1)
     work.hanging[0] = asyncio.Event()
     asked = [await begun(batcher.submit([10 * number])) for number in range(5)]
@@ -295,7 +295,7 @@ class TestFairness:
         work = Work()
         return work, MicroBatcher(work, float, Limits(MAX_BATCH, max_waiting))
 
-    async def test_a_call_of_many_requests_does_not_hold_up_who_comes_later(self) -> None:
+    async def test_a_large_call_does_not_delay_later_callers(self) -> None:
         work, batcher = self.batcher()
         large = await begun(batcher.submit([1] * 100, Requester(flow="a")))
         small = await begun(batcher.submit([2], Requester(flow="b")))
@@ -310,9 +310,7 @@ class TestFairness:
             st.tuples(st.sampled_from(FLOWS), st.lists(st.integers(1, 6), min_size=1, max_size=8)), min_size=1
         )
     )
-    def test_flows_that_wait_get_equal_shares_and_each_its_answers_in_order(
-        self, calls: list[tuple[str, list[int]]]
-    ) -> None:
+    def test_waiting_flows_get_equal_shares(self, calls: list[tuple[str, list[int]]]) -> None:
         """Requests are (flow, cost) pairs in disguise, so that the batches show whose turn it was."""
         waiting = {flow: sum(sum(costs) for of, costs in calls if of == flow) for flow in FLOWS}
 
@@ -344,7 +342,7 @@ class TestFairness:
 
         asyncio.run(law())
 
-    async def test_when_many_wait_each_flow_may_still_have_its_share(self) -> None:
+    async def test_a_full_queue_still_admits_the_share_of_each_flow(self) -> None:
         work, batcher = self.batcher(max_waiting=10)
         greedy = [await begun(batcher.submit([1] * size, Requester(flow="a"))) for size in (MAX_BATCH, 5, 5)]
         with pytest.raises(Overloaded):
@@ -360,7 +358,7 @@ class TestFairness:
         assert await third == [30] * 3
         assert await asyncio.gather(*greedy) == [[10] * MAX_BATCH, [10] * 5, [10] * 5]
 
-    async def test_who_goes_in_the_middle_of_a_call_leaves_the_turn_to_others(self) -> None:
+    async def test_a_caller_cancelled_midway_releases_its_turn(self) -> None:
         work, batcher = self.batcher()
         leaves = await begun(batcher.submit([1] * 100, Requester(flow="a")))
         stays = batcher.submit([2] * 9, Requester(flow="a"))

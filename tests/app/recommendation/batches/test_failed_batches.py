@@ -1,4 +1,4 @@
-"""However the work on a batch ends, every caller in it is told."""
+"""Every caller in a batch gets an error, however the work fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new_batcher(work: Callable[[list[int]], Awaitable[list[int]]]) -> MicroBatch
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError], ids=["cancelled", "too few answers"])
-async def test_a_batch_whose_work_is_cancelled_or_lacks_answers_fails_and_the_next_one_runs(error: type) -> None:
+async def test_a_cancelled_or_incomplete_batch_fails_and_the_next_one_runs(error: type) -> None:
     async def work(asks: list[int]) -> list[int]:
         if 0 in asks and error is RuntimeError:
             raise asyncio.CancelledError
@@ -32,7 +32,7 @@ async def test_a_batch_whose_work_is_cancelled_or_lacks_answers_fails_and_the_ne
     assert last == [4]
 
 
-def test_a_batcher_that_is_cancelled_fails_its_batch_and_begins_no_further_one() -> None:
+def test_a_cancelled_batcher_fails_its_batch_and_starts_no_other() -> None:
     batches = list[list[int]]()
 
     async def work(asks: list[int]) -> list[int]:

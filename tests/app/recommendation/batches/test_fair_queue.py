@@ -1,4 +1,4 @@
-"""Whose turn it is in the queue of a batcher, and what the queue still counts."""
+"""Fair queueing between flows in a batcher, and its counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def take(queue: Queue, requests: int) -> list[str]:
     return [call.requests[place] for call, place in queue.take(requests)]
 
 
-async def test_a_flow_that_begins_to_wait_shares_equally_with_one_that_has_received_much() -> None:
+async def test_a_new_flow_shares_equally_with_a_busy_one() -> None:
     queue = new_queue()
     put(queue, "old", 1_100)
     take(queue, 1_000)
@@ -32,7 +32,7 @@ async def test_a_flow_that_begins_to_wait_shares_equally_with_one_that_has_recei
     assert abs(take(queue, 100).count("new") - 50) <= 1
 
 
-async def test_a_call_that_is_cancelled_in_the_middle_is_counted_no_more() -> None:
+async def test_a_call_cancelled_midway_is_no_longer_counted() -> None:
     queue = new_queue()
     leaves = put(queue, "leaves", 3)
     put(queue, "stays", 2)

@@ -1,4 +1,4 @@
-"""What takes long and is not batched runs one after the other, keys taking turns; nobody's holds the event loop up."""
+"""Long computations run one at a time in a thread, in turn by key, and never block the event loop."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def fair() -> Iterator[FairThread]:
         yield FairThread(threads)
 
 
-def test_one_after_the_other_and_each_caller_gets_its_own(fair: FairThread) -> None:
+def test_computations_run_one_at_a_time(fair: FairThread) -> None:
     overlap = Overlap()
 
     async def law() -> None:
@@ -86,7 +86,7 @@ def test_one_after_the_other_and_each_caller_gets_its_own(fair: FairThread) -> N
     assert overlap.most == 1
 
 
-def test_others_get_the_interpreter_sooner_while_a_computation_runs(fair: FairThread) -> None:
+def test_the_switch_interval_is_shorter_during_a_computation(fair: FairThread) -> None:
     usual_s = sys.getswitchinterval()
 
     async def law() -> None:
@@ -99,7 +99,7 @@ def test_others_get_the_interpreter_sooner_while_a_computation_runs(fair: FairTh
     assert sys.getswitchinterval() == usual_s > 2 * SWITCH_INTERVAL_S
 
 
-def test_keys_take_turns_by_what_theirs_cost(fair: FairThread) -> None:
+def test_keys_take_turns_by_cost(fair: FairThread) -> None:
     order: list[str] = []
 
     async def law() -> None:
@@ -117,7 +117,7 @@ def test_keys_take_turns_by_what_theirs_cost(fair: FairThread) -> None:
     assert [order[: n + 1].count("few") for n in range(6)] == [0, 1, 2, 2, 3, 4]
 
 
-def test_a_batch_waits_for_further_requests_of_one_key_only_while_no_other_key_waits() -> None:
+def test_a_batch_waits_for_more_of_a_key_only_while_no_other_key_waits() -> None:
     batches: list[list[str]] = []
 
     async def work(asks: list[str]) -> list[str]:
@@ -141,7 +141,7 @@ def test_a_batch_waits_for_further_requests_of_one_key_only_while_no_other_key_w
 
 
 @pytest.mark.parametrize("is_costly", [True, False])
-def test_long_work_of_others_lets_the_event_loop_run_often(tmp_path: Path, *, is_costly: bool) -> None:
+def test_the_event_loop_runs_often_during_long_work(tmp_path: Path, *, is_costly: bool) -> None:
     """The thread that ranks for costly requests, and the one that reads long logs from SQLite."""
 
     async def law() -> float:
@@ -159,7 +159,7 @@ def test_long_work_of_others_lets_the_event_loop_run_often(tmp_path: Path, *, is
     assert asyncio.run(law()) == pytest.approx(SWITCH_INTERVAL_S)
 
 
-def test_a_failure_is_its_caller_s_alone_and_who_has_gone_is_not_worked_for(fair: FairThread) -> None:
+def test_failures_reach_only_their_caller_and_cancelled_work_is_skipped(fair: FairThread) -> None:
     worked: list[str] = []
 
     async def law() -> None:
@@ -190,9 +190,7 @@ class TestRequests:
         monkeypatch.setattr(charged_calls, "parse_request", overlap.around(charged_calls.parse_request))
         return overlap
 
-    def test_long_bodies_are_read_one_after_the_other_off_the_event_loop(
-        self, client: Client, overlap: Overlap
-    ) -> None:
+    def test_long_bodies_are_parsed_one_at_a_time_off_the_event_loop(self, client: Client, overlap: Overlap) -> None:
         ids = [item_id(row % 60) for row in range(5_000)]
 
         async def law() -> None:
@@ -204,7 +202,7 @@ class TestRequests:
         assert overlap.most == 1
         assert threading.current_thread().name not in overlap.threads
 
-    def test_many_items_that_are_found_for_a_user_are_described_off_the_event_loop(
+    def test_long_search_results_are_encoded_off_the_event_loop(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         overlap, catalogue = Overlap(), client.service.catalogue
@@ -218,7 +216,7 @@ class TestRequests:
         assert client.post("/v1/recommendations", json={"user_id": "ada"}).status_code == 200
         assert overlap.threads == {threading.current_thread().name}
 
-    def test_large_calls_of_a_key_take_turns_and_small_ones_pass_them(
+    def test_large_calls_of_a_key_run_in_turn_and_small_ones_overtake(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         recommender, may_go, at_work = client.service.switcher.recommender, asyncio.Event(), list[int]()
@@ -253,7 +251,7 @@ class TestRequests:
         assert most == 1
         assert not client.services.large_calls
 
-    def test_what_is_wrong_with_a_long_body_is_said(self, client: Client) -> None:
+    def test_errors_in_a_long_body_are_reported(self, client: Client) -> None:
         text = "x" * (dependencies.LONG_BODY_BYTES + 1)
         for body in (f'{{"user_id": "{text}', f'{{"a": "{text}", "a": 1}}', f'"{text}'):
             answer = client.post("/v1/recommendations", content=body, headers={"content-type": "application/json"})

@@ -1,4 +1,4 @@
-"""While several keys have requests, batches are so short that they run on the event loop; otherwise they are long."""
+"""Batch length: short on the event loop while several keys have requests, otherwise long."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_batches_of_one_flow_are_long(flow: str) -> None:
     assert asyncio.run(batch_sizes([flow] * 32)) == [LONG] * 4
 
 
-def test_batches_are_short_as_long_as_several_flows_have_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_short_while_several_flows_have_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "FEW_BETWEEN", 16)
     sizes = asyncio.run(batch_sizes([*"ab", *"a" * 60]))
     assert sum(sizes) == 62
@@ -89,7 +89,7 @@ def test_a_short_batch_runs_on_the_event_loop(
 
 
 @pytest.mark.parametrize("items", [100_000, 1_000_000])
-def test_costly_batches_that_are_fast_run_on_the_event_loop_until_one_is_slow(
+def test_costly_batches_run_on_the_event_loop_until_one_is_slow(
     threads: EngineThreads, items: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The times are those of the processor's clock; a batch of any time would hold up the loop by a bound."""
@@ -120,7 +120,7 @@ def test_costly_batches_that_are_fast_run_on_the_event_loop_until_one_is_slow(
     asyncio.run(law())
 
 
-def test_nothing_is_learned_from_a_batch_whose_cost_tells_no_time(threads: EngineThreads) -> None:
+def test_batches_without_a_cost_estimate_do_not_change_the_length(threads: EngineThreads) -> None:
     async def law() -> None:
         adaptive = AdaptiveExecutor[None, int](lambda *_: threading.get_ident(), threads)
         before = adaptive.short_batch()
@@ -132,7 +132,7 @@ def test_nothing_is_learned_from_a_batch_whose_cost_tells_no_time(threads: Engin
     asyncio.run(law())
 
 
-def test_long_batches_remain_where_few_requests_fit_on_the_loop_or_a_gpu_computes(
+def test_batches_stay_long_if_few_requests_fit_or_a_gpu_computes(
     threads: EngineThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_cpu, on_gpu = (AdaptiveExecutor[None, None](lambda *_: None, threads, max_running=most) for most in (1, 2))

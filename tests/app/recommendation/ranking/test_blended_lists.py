@@ -1,4 +1,4 @@
-"""Users of few events: what is used just now stands beside what the model says, and no filter leaks."""
+"""Blended lists of users with few events: trending items beside those of the model, within all filters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_short_histories_are_blended_and_longer_ones_are_not(busy: Client) -> No
     assert busy.recommend("ada")["source"] == "personalised"
 
 
-def test_what_is_used_most_gains_by_being_so(busy: Client) -> None:
+def test_trending_items_rank_higher(busy: Client) -> None:
     """Against the same user where nothing is known of what is used."""
     history = {"history": ["item-1"], "k": ITEMS, "exclude_seen": "none"}
     answer = busy.post("/v1/recommendations", json=history).json()
@@ -87,7 +87,7 @@ def test_no_filter_leaks(busy: Client, user: str) -> None:
     assert set(ids(answer)) == teas - {"item-1", "item-4", "item-8"}
 
 
-def test_who_is_unknown_gets_what_is_used_just_now_and_popular_items(busy: Client) -> None:
+def test_unknown_users_get_trending_and_popular_items(busy: Client) -> None:
     counts = busy.service.catalogue.counts
     each, live = trending.PRIOR_EVENTS / counts.sum(), {7: 3.0, 8: 2.0}
     expected = sorted(-(live.get(row, 0.0) + each * int(counts[row])) for row in range(ITEMS))
@@ -98,9 +98,7 @@ def test_who_is_unknown_gets_what_is_used_just_now_and_popular_items(busy: Clien
 
 
 @pytest.mark.parametrize("boost", [{}, {"tea": 1.0}])
-def test_pages_of_what_is_used_just_now_go_on_by_score_and_a_boost_multiplies_it(
-    busy: Client, boost: dict[str, float]
-) -> None:
+def test_pages_of_trending_items_continue_by_score_and_boosts_multiply(busy: Client, boost: dict[str, float]) -> None:
     counts = busy.service.catalogue.counts
     each, live = trending.PRIOR_EVENTS / counts.sum(), {7: 3.0, 8: 2.0}
     expected = {

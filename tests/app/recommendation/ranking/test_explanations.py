@@ -1,4 +1,4 @@
-"""Why an item is recommended, and what is like an item: each number found again from the model's weights."""
+"""Explanations and similar items, recomputed from the model's weights."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_request_waits_for_a_compiler(followed: Client) -> None:
     assert len(_fill_contributions.signatures) == len(_write_explanations.signatures) == 1
 
 
-def test_the_json_is_what_orjson_would_write(followed: Client) -> None:
+def test_the_json_equals_orjson(followed: Client) -> None:
     fields = {"codewords": TargetCodeword, "history": HistoryCodeword, "recent_items": RecentItem}
     for wish in ({}, {"boost": {"tea": 0.7}, "basket": ["item-7"], "exclude_seen": "none"}, {"because": "item-3"}):
         for k in (1, 10, ITEMS):
@@ -114,7 +114,7 @@ def test_a_codeword_adds_its_inner_product_with_the_query(followed: Client, mode
             assert word["adds"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_history_codewords_are_the_item_s_with_their_share_of_the_history(followed: Client, model: LisaMini) -> None:
+def test_history_codewords_show_their_share_of_the_history(followed: Client, model: LisaMini) -> None:
     histogram = np.array(followed.get("/v1/users/ada").json()["histogram"])[0]  # (B, W) at the slowest rate
     shares = histogram / histogram.sum(axis=1, keepdims=True)
     for item in followed.recommend("ada", k=20, explain="true")["items"]:
@@ -125,7 +125,7 @@ def test_history_codewords_are_the_item_s_with_their_share_of_the_history(follow
         assert all(codes[word["codebook"]] == word["codeword"] for word in history)
 
 
-def test_recent_items_are_those_with_common_codewords_or_followed(followed: Client, model: LisaMini) -> None:
+def test_recent_items_share_codewords_or_are_followed_by_the_item(followed: Client, model: LisaMini) -> None:
     recent = [2, *dict.fromkeys(reversed(CLICKS))]  # what was disliked is the newest
     found_some = 0
     for item in followed.recommend("ada", k=ITEMS, exclude_seen="none", explain="true")["items"]:
@@ -158,7 +158,7 @@ def test_recent_items_are_those_with_common_codewords_or_followed(followed: Clie
     assert found_some > ITEMS
 
 
-def test_an_explanation_changes_nothing_else(followed: Client) -> None:
+def test_explain_changes_nothing_else(followed: Client) -> None:
     for request in ({"user_id": "ada"}, {"history": ["item-4"]}, {"user_id": "nobody"}, {"user_id": "ada", "k": 60}):
         plain, explained = recommend(followed, **request), recommend(followed, **request, explain=True)
         if plain["source"] == "personalised":
@@ -177,7 +177,7 @@ def most_similar(model: LisaMini, row: int) -> list[str]:
 
 
 class TestSimilar:
-    def test_they_are_the_most_similar_of_all(self, followed: Client, model: LisaMini) -> None:
+    def test_similar_items_equal_brute_force(self, followed: Client, model: LisaMini) -> None:
         for row in range(ITEMS):
             for k in (1, 7, ITEMS):
                 answer = followed.get(f"/v1/items/{item_id(row)}/similar", params={"k": k}).json()
@@ -186,7 +186,7 @@ class TestSimilar:
             scores = [item["score"] for item in answer["items"]]
             assert scores == sorted(scores, reverse=True)
 
-    def test_filters_hold(self, followed: Client, model: LisaMini) -> None:
+    def test_similar_items_respect_filters(self, followed: Client, model: LisaMini) -> None:
         put = {"available": False}
         gone = most_similar(model, 8)[0]
         followed.request("PUT", f"/v1/items/{gone}", json=put)
@@ -196,7 +196,7 @@ class TestSimilar:
         assert item_ids(answer) == left
         followed.request("PUT", f"/v1/items/{gone}", json={"available": True})
 
-    def test_shared_codewords_explain_it(self, followed: Client, model: LisaMini) -> None:
+    def test_similar_items_name_their_shared_codewords(self, followed: Client, model: LisaMini) -> None:
         answer = followed.get("/v1/items/item-8/similar", params={"k": 60, "explain": True}).json()
         for item in answer["items"]:
             parts = item["explanation"]
@@ -206,13 +206,13 @@ class TestSimilar:
             assert [one["shared"] for one in parts["recent_items"] if one["item_id"] == "item-8"] in ([shared], [])
             assert parts["follows"] == 0
 
-    def test_nothing_is_like_what_nobody_knows(self, followed: Client) -> None:
+    def test_unknown_items_have_no_similar_items(self, followed: Client) -> None:
         answer = followed.get("/v1/items/unheard-of/similar")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "item_not_found")
         for query in ("k=0", "k=1&k=2", "explain=1", "user_id=ada"):
             assert followed.get(f"/v1/items/item-1/similar?{query}").status_code == 422
 
-    def test_requests_at_once_prepare_similarity_once(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_concurrent_requests_prepare_similarity_once(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         current, may_go, begun = client.service.switcher.current, threading.Event(), list[int]()
         prepare = current.engine.prepare_similarity
 
@@ -235,7 +235,7 @@ class TestSimilar:
 
 
 class TestBecause:
-    def test_it_lists_what_is_like_the_item_without_what_was_seen(self, followed: Client, model: LisaMini) -> None:
+    def test_because_lists_similar_unseen_items(self, followed: Client, model: LisaMini) -> None:
         seen = {item_id(row) for row in [*CLICKS, 2]}
         for wish in ({"because": ""}, {"because": item_id(CLICKS[-1])}):
             answer = followed.recommend("ada", k=ITEMS, **wish)
@@ -245,14 +245,14 @@ class TestBecause:
         again = recommend(followed, user_id="ada", k=ITEMS, because="item-30", exclude_seen="none")
         assert item_ids(again) == most_similar(model, 30)
 
-    def test_a_row_for_each_of_several_items_takes_one_request(self, followed: Client, model: LisaMini) -> None:
+    def test_because_of_several_items_takes_one_request(self, followed: Client, model: LisaMini) -> None:
         rows = [{"user_id": "ada"}, {"user_id": "ada", "because": ""}, {"user_id": "bob", "because": "item-3"}]
         plain, newest, other = recommend(followed, requests=rows)["results"]
         assert item_ids(plain) == item_ids(followed.recommend("ada"))
         assert item_ids(newest) == item_ids(followed.recommend("ada", because=""))
         assert item_ids(other) == most_similar(model, 3)[:10]
 
-    def test_without_such_an_item_the_answer_is_the_plain_one(self, followed: Client) -> None:
+    def test_because_without_an_item_is_a_plain_list(self, followed: Client) -> None:
         for request in ({"user_id": "bob", "because": ""}, {"history": [], "because": ""}):
             answer = recommend(followed, **request)
             assert answer["source"] == "popular"
@@ -261,7 +261,7 @@ class TestBecause:
         assert answer["source"] == "personalised"
         assert "because" not in answer
 
-    def test_without_a_model_everything_is_popular(self, tmp_path: Path) -> None:
+    def test_because_without_a_model_is_popular(self, tmp_path: Path) -> None:
         client = Client(Settings(model_dir=None, data_dir=tmp_path))
         try:
             client.post("/v1/events", json={"user_id": "ada", "item_id": "tea"})

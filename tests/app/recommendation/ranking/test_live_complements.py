@@ -1,4 +1,4 @@
-"""What goes with items that are newer than the model, over HTTP, against what training finds in the same orders."""
+"""Live complements: orders newer than the model, over HTTP, against the counts that training finds in them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def assert_together(client: Client, expected: dict[str, dict[str, float]], toler
         assert found == sorted(found, reverse=True)
 
 
-def test_without_a_model_orders_count_as_training_would_count_them(begin: Begin) -> None:
+def test_orders_without_a_model_count_as_in_training(begin: Begin) -> None:
     """Their items come to two processes in turn, and what is corrected later fades: a count names nobody."""
     rng, names = random.Random(4), [f"thing-{n}" for n in range(8)]
     orders = [rng.sample(names, rng.randint(1, 5)) for _ in range(30)]
@@ -152,7 +152,7 @@ def test_without_a_model_orders_count_as_training_would_count_them(begin: Begin)
     assert_together(again, expected)
 
 
-def test_what_was_corrected_before_it_is_counted_counts_as_it_is_then(begin: Begin) -> None:
+def test_orders_corrected_before_counting_count_as_corrected(begin: Begin) -> None:
     client = begin()
     post(client, purchases("ann", ["tea", "cup", "pot"], "o1"))
     post(client, purchases("bob", ["tea"], "o2"))
@@ -165,7 +165,7 @@ def test_what_was_corrected_before_it_is_counted_counts_as_it_is_then(begin: Beg
     assert_together(client, trained([["tea", "pot"], ["tea", "lid", "pot"]]))
 
 
-def test_without_ids_an_order_is_what_a_user_buys_within_an_hour(begin: Begin) -> None:
+def test_purchases_without_ids_within_an_hour_are_one_order(begin: Begin) -> None:
     client, now_s = begin(), int(time.time())  # whole seconds, so that tea and cup are exactly an hour apart
     bought = [("tea", 365 * 24), ("jar", 365 * 24), ("tea", 4), ("cup", 3), ("lid", 2.5), ("pot", 0.1)]
     events = [
@@ -179,14 +179,14 @@ def test_without_ids_an_order_is_what_a_user_buys_within_an_hour(begin: Begin) -
 
 
 @pytest.mark.parametrize(("half_lives", "is_counted"), [(9.9, True), (10.1, False)])
-def test_old_purchases_count_nowhere(begin: Begin, half_lives: float, *, is_counted: bool) -> None:
+def test_old_purchases_are_not_counted(begin: Begin, half_lives: float, *, is_counted: bool) -> None:
     client, at_s = begin(), time.time() - half_lives * HALF_LIFE_S
     post(client, [event | {"timestamp": at_s} for event in purchases("ann", ["tea", "cup"], "o1")])
     sync(client)
     assert bool(client.service.signals.order_counter.newest) == is_counted
 
 
-def test_a_store_that_cannot_be_used_is_told_later(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_flushed_after_the_store_recovers(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object) -> None:
         raise StorageUnavailable("away")
 
@@ -201,9 +201,7 @@ def test_a_store_that_cannot_be_used_is_told_later(begin: Begin, monkeypatch: py
     assert_together(client, trained([["tea", "cup"], ["cup", "pot"]]))
 
 
-def test_what_was_added_before_the_store_failed_is_not_added_again(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_added_before_a_failure_are_not_added_again(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     client = begin()
     orders, added = client.service.store.orders, list[int]()
     add = orders.add
@@ -227,7 +225,7 @@ def test_what_was_added_before_the_store_failed_is_not_added_again(
     assert_together(client, trained(bought))
 
 
-def test_an_item_that_is_newer_than_the_model_goes_with_what_the_model_knows(begin: Begin, tmp_path: Path) -> None:
+def test_a_cold_item_complements_items_of_the_model(begin: Begin, tmp_path: Path) -> None:
     client = begin(model_dir=write_shop(tmp_path / "tiny"))
     words = {"title": "New tea cup", "categories": ["tea", "cup"]}
     assert client.request("PUT", f"/v1/items/{NEW}", json=words).status_code == 200
@@ -259,9 +257,7 @@ def test_an_item_that_is_newer_than_the_model_goes_with_what_the_model_knows(beg
     assert gains[NEW] > 0
 
 
-def test_pairs_that_the_model_has_learned_since_they_were_counted_score_as_in_its_table(
-    begin: Begin, tmp_path: Path
-) -> None:
+def test_pairs_learned_since_they_were_counted_score_as_in_the_model(begin: Begin, tmp_path: Path) -> None:
     client = begin(model_dir=write_shop(tmp_path / "tiny"))
     three, four = item_id(3), item_id(4)
     counted = {pair_name(three, four): 5.0, three: 5.0, four: 5.0, ALL_ORDERS: 9.0}
@@ -271,9 +267,7 @@ def test_pairs_that_the_model_has_learned_since_they_were_counted_score_as_in_it
     assert together(client, three) == pytest.approx({four: 2, item_id(5): 1})
 
 
-def test_orders_of_others_count_though_the_log_of_one_cannot_be_read(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_log_does_not_block_orders_of_others(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     client = begin()
     orders = client.service.store.orders
     read = orders.newest
@@ -300,7 +294,7 @@ class Noted(list[str]):
         return False
 
 
-def test_long_counts_leave_the_event_loop_to_requests(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_counting_does_not_block_the_event_loop(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     client, learned, places = begin(), Noted(), set()
     client.service.signals.order_counter.set_learned(learned)
     for module, name in ((trend_counter, "_hashed"), (order_counter, "order_counts")):
@@ -319,7 +313,7 @@ def test_long_counts_leave_the_event_loop_to_requests(begin: Begin, monkeypatch:
 
 
 @pytest.mark.parametrize(("module", "name"), [(trend_counter, "_hashed"), (order_counter, "order_counts")])
-def test_what_was_being_counted_when_the_service_stops_is_counted_by_its_last_flush(
+def test_shutdown_flushes_orders_that_are_being_counted(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
 ) -> None:
     client, begun, may_end = begin(), threading.Event(), threading.Event()

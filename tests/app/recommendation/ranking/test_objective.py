@@ -1,4 +1,4 @@
-"""Lists that are weighed by a number of items, over HTTP on both stores, against logarithms in plain Python."""
+"""Objectives: lists weighted by a numeric property, over HTTP on both stores, against logarithms in plain Python."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def without_id(answer: Any) -> Any:
 
 @given(subjects, wishes, strengths, st.lists(st.sampled_from(MARGINS), min_size=ITEMS, max_size=ITEMS))
 @settings(max_examples=20)
-def test_lists_are_in_order_of_the_score_and_the_logarithm_of_the_value(
+def test_lists_are_ranked_by_score_and_log_value(
     shop: Shop, subject: dict[str, Any], wish: dict[str, Any], strength: float, margins: list[float | None]
 ) -> None:
     shop.put(margins)
@@ -119,12 +119,12 @@ def test_lists_are_in_order_of_the_score_and_the_logarithm_of_the_value(
 
 @given(subjects, wishes)
 @settings(max_examples=10)
-def test_a_strength_of_0_is_the_plain_list(shop: Shop, subject: dict[str, Any], wish: dict[str, Any]) -> None:
+def test_strength_0_is_the_plain_list(shop: Shop, subject: dict[str, Any], wish: dict[str, Any]) -> None:
     asked = {**subject, **wish, "objective": {"property": "margin", "strength": 0}}
     assert without_id(recommend(shop.first, **asked)) == without_id(recommend(shop.first, **subject, **wish))
 
 
-def test_the_unit_makes_no_difference_and_the_query_says_the_same(shop: Shop) -> None:
+def test_the_unit_does_not_matter_and_get_equals_post(shop: Shop) -> None:
     shop.put([one if one is None or one < 1e9 else 2.0 for one in (MARGINS[row % 9] for row in range(ITEMS))])
     asked = {"user_id": "ada", **EVERY}
     by_margin, by_cents, whole, default = (
@@ -173,7 +173,7 @@ def test_a_scenario_fixes_its_objective(shop: Shop) -> None:
     assert shop.first.request("DELETE", scenario).status_code == 200
 
 
-def test_a_bad_one_of_several_requests_is_named(shop: Shop) -> None:
+def test_an_invalid_request_of_a_batch_is_named(shop: Shop) -> None:
     body = {"requests": [{"user_id": "ada"}, {"user_id": "ada", "objective": {"property": "brand"}}]}
     refused = shop.first.post("/v1/recommendations", json=body)
     assert_refused(refused, 422)

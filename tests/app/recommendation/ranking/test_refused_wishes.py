@@ -1,4 +1,4 @@
-"""What lists cannot be asked for: each gets a 422 that names the field, and no wish at all is a fault."""
+"""Invalid list options get a 422 that names the field, and no combination of options causes a bug."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ from tests.app.support import recommend
         ({"categories_none": [""]}, "categories_none.0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(shop: Client, wish: dict[str, Any], field: str) -> None:
+def test_invalid_options_are_refused(shop: Client, wish: dict[str, Any], field: str) -> None:
     response = shop.post("/v1/recommendations", content=json.dumps({"user_id": "clicker", **wish}))
     assert response.status_code == 422
     assert [detail["field"] for detail in response.json()["error"]["details"]] == [field]
@@ -107,17 +107,17 @@ def test_what_makes_no_sense_is_refused(shop: Client, wish: dict[str, Any], fiel
         "boost=tea",
     ],
 )
-def test_so_it_is_in_a_query(shop: Client, query: str) -> None:
+def test_invalid_options_of_a_query_are_refused(shop: Client, query: str) -> None:
     assert shop.get(f"/v1/users/clicker/recommendations?{query}").status_code == 422
 
 
 @pytest.mark.parametrize("written", ["0.1", "1e-1", "1E-01", "10e-2"])
-def test_a_number_may_be_written_as_in_json(shop: Client, written: str) -> None:
+def test_numbers_may_be_written_as_in_json(shop: Client, written: str) -> None:
     shown = shop.get(f"/v1/users/clicker/recommendations?diversity={written}").json()["items"]
     assert shown == recommend(shop, user_id="clicker", diversity=0.1)["items"]
 
 
-def test_what_cannot_be_limited_is_named(shop: Client) -> None:
+def test_invalid_limits_are_named(shop: Client) -> None:
     for name, reason in (("bland", "items have no property 'bland'"), ("price", "'price' is a number")):
         bodies = [
             {"user_id": "ann", "max_per": {name: 2}},
@@ -161,7 +161,7 @@ wild = st.dictionaries(
 @given(wish=wild)
 @settings(max_examples=100)
 @pytest.mark.slow
-def test_no_wish_is_a_fault(shared_client: Client, wish: dict[str, Any]) -> None:
+def test_any_options_cause_no_bug(shared_client: Client, wish: dict[str, Any]) -> None:
     """A fault in the app is an exception here, and so fails the test."""
     body = {"user_id": "clicker", **wish}
     assert shared_client.post("/v1/recommendations", content=json.dumps(body)).status_code in (200, 422)

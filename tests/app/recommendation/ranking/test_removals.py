@@ -1,4 +1,4 @@
-"""Short lists say why they are short, and `debug` how many items each part of a request left out: counted slowly."""
+"""Short lists name the reason, and `debug` counts the items removed by each option, against a slow count."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def slow_count(
 
 @given(changes, requests)
 @settings(max_examples=100)
-def test_counts_are_those_of_a_slow_count(
+def test_removal_counts_equal_a_slow_count(
     changing_shop: Shop, found: Sequence[tuple[str, dict[str, Any]]], request_: dict[str, Any]
 ) -> None:
     changing_shop.change(found)
@@ -237,7 +237,7 @@ def test_counts_are_those_of_a_slow_count(
     assert asked(changing_shop.client, request_).get("short") == answer.get("short")
 
 
-def test_every_way_to_ask_says_so(client: Client) -> None:
+def test_every_kind_of_request_reports_removals(client: Client) -> None:
     client.click("ada", item_id(3))
     wish = {"categories": ["nothing"], "k": 5}
     short = {"reason": "categories", "left": 0}
@@ -268,7 +268,7 @@ def test_every_way_to_ask_says_so(client: Client) -> None:
         ({"current_item": item_id(0)}, {"current.price": "not set"}, None),
     ],
 )
-def test_a_name_without_a_value_is_told_with_the_reason(
+def test_a_property_without_values_is_named_in_the_reason(
     client: Client, user: str, wish: dict[str, Any], reasons: dict[str, str], of_page: str | None
 ) -> None:
     types = {"items": {"brand": "text", "price": "number"}, "users": {"region": "text"}}
@@ -288,7 +288,7 @@ def test_a_name_without_a_value_is_told_with_the_reason(
 
 
 @pytest.mark.parametrize("user", ["ada", "nobody"])
-def test_the_page_s_item_is_not_in_its_list_unless_it_is_pinned(client: Client, user: str) -> None:
+def test_the_current_item_is_excluded_unless_pinned(client: Client, user: str) -> None:
     client.click("ada", item_id(5))
     client.runner.run(client.service.signals.sync())
     whole = recommend(client, user_id=user, k=ITEMS, exclude_seen="none")

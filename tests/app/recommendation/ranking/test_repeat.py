@@ -1,4 +1,4 @@
-"""What to buy again, over HTTP: the user's own items by plain lists of the purchases that were sent and still count."""
+"""Repeat purchases over HTTP: lists of the user's own items, against plain lists of the purchases that count."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def best_first(due: dict[str, NaiveDue]) -> list[str]:
 
 @given(histories)
 @settings(max_examples=15)
-def test_a_list_has_what_was_bought_by_how_due_it_is(shop: Shop, history: list[Any]) -> None:
+def test_bought_items_are_ranked_by_how_due_they_are(shop: Shop, history: list[Any]) -> None:
     users, prefix = NaiveUsers(), f"user-{next(numbers)}"
     for step in history:
         shop.apply(users, prefix, *step)
@@ -144,7 +144,7 @@ def test_a_list_has_what_was_bought_by_how_due_it_is(shop: Shop, history: list[A
         )
 
 
-def test_filters_and_rules_hold(shop: Shop) -> None:
+def test_repeat_lists_respect_filters_and_rules(shop: Shop) -> None:
     asked, category = {"user_id": "ada", **AGAIN}, CATEGORIES[0]
     of_category = {name: one for name, one in ADAS.items() if category in categories_of(int(name[5:]))}
     assert 0 < len(of_category) < len(ADAS)
@@ -172,7 +172,7 @@ def test_filters_and_rules_hold(shop: Shop) -> None:
         assert item_ids(recommend(shop.client, **asked)) == expected
 
 
-def test_pins_stand_in_it_and_boosts_multiply_scores(shop: Shop) -> None:
+def test_repeat_lists_contain_pins_and_boosts_multiply_scores(shop: Shop) -> None:
     asked, best = {"user_id": "ada", **AGAIN}, best_first(ADAS)
     pinned = recommend(shop.client, **asked, pin=[{"item_id": item_id(50), "place": 2}])
     assert item_ids(pinned) == [best[0], item_id(50), *best[1:]]
@@ -183,7 +183,7 @@ def test_pins_stand_in_it_and_boosts_multiply_scores(shop: Shop) -> None:
         assert boosted[name] == pytest.approx(one.score * factor, rel=1e-5)
 
 
-def test_what_was_seen_stays_unless_the_request_says_otherwise(shop: Shop) -> None:
+def test_seen_items_stay_unless_excluded(shop: Shop) -> None:
     asked = {"user_id": "ada", **AGAIN}
     assert listed(recommend(shop.client, **asked, exclude_seen="none")) == scores_of(ADAS)
     answer = recommend(shop.client, **{**asked, "k": len(ADAS)}, exclude_seen="all")
@@ -192,7 +192,7 @@ def test_what_was_seen_stays_unless_the_request_says_otherwise(shop: Shop) -> No
     assert recommend(shop.client, user_id="ada", scenario="unseen")["items"] == []
 
 
-def test_requests_of_a_batch_have_each_their_own_mode(shop: Shop) -> None:
+def test_requests_of_a_batch_have_their_own_mode(shop: Shop) -> None:
     asked: list[dict[str, Any]] = [
         {"user_id": "ada", **AGAIN},
         {"user_id": "ada", "k": 7},
@@ -206,7 +206,7 @@ def test_requests_of_a_batch_have_each_their_own_mode(shop: Shop) -> None:
     assert [one["source"] for one in together] == [one["source"] for one in alone]
 
 
-def test_of_whom_nothing_was_bought_the_list_is_empty_and_says_why(shop: Shop) -> None:
+def test_a_user_without_purchases_gets_an_empty_list_with_a_reason(shop: Shop) -> None:
     shop.client.click("looker", item_id(1), item_id(2))
     for user_id in ("nobody", "looker"):
         answer = recommend(shop.client, user_id=user_id, **AGAIN, debug=True)
@@ -215,7 +215,7 @@ def test_of_whom_nothing_was_bought_the_list_is_empty_and_says_why(shop: Shop) -
         assert {"part": "mode", "items": ITEMS} in answer["debug"]["removed"]
 
 
-def test_a_log_that_cannot_be_read_makes_an_empty_list_that_says_so(client: Client) -> None:
+def test_an_unreadable_log_gives_an_empty_list_with_a_reason(client: Client) -> None:
     buy(client, "ada", BOUGHT)
     assert len(recommend(client, user_id="ada", **AGAIN)["items"]) == len(ADAS)
     client.close_store()
@@ -223,7 +223,7 @@ def test_a_log_that_cannot_be_read_makes_an_empty_list_that_says_so(client: Clie
     assert (answer["items"], answer["short"]) == ([], {"reason": "log", "left": 0})
 
 
-def test_a_scenario_may_list_what_to_buy_again(shop: Shop) -> None:
+def test_a_scenario_may_list_repeat_purchases(shop: Shop) -> None:
     settings_ = {"mode": "repeat", "k": 3}
     assert shop.client.request("PUT", "/v1/admin/scenarios/again", json=settings_).status_code == 200
     found = recommend(shop.client, user_id="ada", scenario="again")
@@ -245,7 +245,7 @@ def test_a_scenario_may_list_what_to_buy_again(shop: Shop) -> None:
     assert_refused(shop.client.request("PUT", "/v1/admin/scenarios/wrong", json=wrong), 422)
 
 
-def test_what_has_no_log_is_refused_and_told_so(shop: Shop) -> None:
+def test_requests_without_a_log_are_refused(shop: Shop) -> None:
     events = [{"event_id": "e1", "item_id": item_id(1), "type": "purchase"}]
     state = shop.client.post("/v1/portable/events", json={"events": events}).json()["state"]
     refused = [
@@ -270,14 +270,14 @@ def still(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("still")
-def test_by_a_model_of_an_earlier_version_all_items_are_alike(shared_client: Client) -> None:
+def test_a_model_without_intervals_treats_all_items_alike(shared_client: Client) -> None:
     buy(shared_client, "again", BOUGHT)
     answer = recommend(shared_client, user_id="again", **AGAIN)
     assert listed(answer) == scores_of(due_of(BOUGHT, NO_INTERVALS, rows=0))
 
 
 @pytest.mark.usefixtures("still")
-def test_where_nothing_is_called_a_purchase_all_events_count_that_step(tmp_path: Path) -> None:
+def test_without_purchases_all_weighted_events_count(tmp_path: Path) -> None:
     intervals = table(of_purchases=False)
     client = Client(Settings(model_dir=write_shop(tmp_path / "tiny", intervals), data_dir=tmp_path / "state"))
     assert WEIGHTS["dislike"] == 0
@@ -290,7 +290,7 @@ def test_where_nothing_is_called_a_purchase_all_events_count_that_step(tmp_path:
 
 
 @pytest.mark.usefixtures("still")
-def test_after_a_switch_the_list_is_that_of_the_other_model(tmp_path: Path) -> None:
+def test_a_switch_of_models_changes_the_list(tmp_path: Path) -> None:
     other = table(seed=9)
     for name, intervals, seed in (("one", TABLE, 7), ("two", other, 11)):
         write_shop(tmp_path / "models" / name, intervals, seed)
@@ -305,9 +305,7 @@ def test_after_a_switch_the_list_is_that_of_the_other_model(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("still")
-def test_only_the_newest_events_are_looked_at_and_the_answer_says_so(
-    start: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_only_the_newest_events_are_read_and_the_response_says_so(start: Callable[..., Client], tmp_path: Path) -> None:
     client = start(tmp_path, max_seen_events=3)
     buy(client, "long", [[5], [4], [3], [2], [1]])
     buy(client, "short", [[5], [4], [3]])
@@ -318,7 +316,7 @@ def test_only_the_newest_events_are_looked_at_and_the_answer_says_so(
     client.close()
 
 
-def test_an_item_that_the_catalogue_lacks_is_not_listed(shop: Shop) -> None:
+def test_items_missing_from_the_catalogue_are_not_listed(shop: Shop) -> None:
     body = {"user_id": "odd", "item_id": "unheard-of", "type": "purchase"}
     assert shop.client.post("/v1/events", json=body).status_code == 200
     buy(shop.client, "odd", [[3]])

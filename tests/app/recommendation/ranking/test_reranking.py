@@ -1,4 +1,4 @@
-"""Filters, boosts, pins, variety and pages, against their definitions written down once more, on both stores."""
+"""Filters, boosts, pins, diversity and pages, against independent definitions, on both stores."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class TestLaws:
     )
     @example(request={"user_id": "clicker", "exclude_seen": "none", "max_per_category": 2}, k=5, skipped=0)
     @settings(quick, max_examples=40)
-    def test_a_list_is_what_its_definition_says(
+    def test_lists_equal_their_definition(
         self, shop: Client, codes: list[list[int]], request: dict[str, Any], k: int, skipped: int
     ) -> None:
         # or the few items here are all looked at in the first place
@@ -214,7 +214,9 @@ class TestLaws:
 
     @given(request=requests, wanted=pins, k=st.integers(1, 70))
     @quick
-    def test_pins_stay(self, shop: Client, request: dict[str, Any], wanted: list[dict[str, Any]], k: int) -> None:
+    def test_pins_keep_their_places(
+        self, shop: Client, request: dict[str, Any], wanted: list[dict[str, Any]], k: int
+    ) -> None:
         shown = recommend(shop, **{**request, "pin": wanted, "k": k})["items"]
         for pin in wanted:
             if pin["place"] <= len(shown) and pin["item_id"] in ALL_ITEMS and not is_filtered(request, pin["item_id"]):
@@ -226,23 +228,21 @@ class TestLaws:
 
     @given(request=requests, most=st.integers(1, 4))
     @quick
-    def test_no_category_has_more_than_its_most(self, shop: Client, request: dict[str, Any], most: int) -> None:
+    def test_max_per_category_is_respected(self, shop: Client, request: dict[str, Any], most: int) -> None:
         shown = recommend(shop, **{**request, "pin": [], "max_per_category": most, "k": MAX_K})["items"]
         held = [label for item in shown for label in labels_of(item["item_id"])]
         assert all(held.count(label) <= most for label in held)
 
     @given(request=requests, most=st.integers(1, 4), name=st.sampled_from(["brand", "colours"]))
     @quick
-    def test_no_text_of_a_property_has_more_than_its_most(
-        self, shop: Client, request: dict[str, Any], most: int, name: str
-    ) -> None:
+    def test_max_per_property_is_respected(self, shop: Client, request: dict[str, Any], most: int, name: str) -> None:
         shown = recommend(shop, **{**request, "pin": [], "max_per": {name: most}, "k": MAX_K})["items"]
         held = [text for item in shown for text in texts_of(name, item["item_id"])]
         assert all(held.count(text) <= most for text in held)
 
     @given(subject=subjects, wish=filters, k=st.integers(1, 70))
     @quick
-    def test_what_is_neutral_changes_nothing(
+    def test_neutral_options_change_nothing(
         self, shop: Client, subject: dict[str, Any], wish: dict[str, Any], k: int
     ) -> None:
         plain = recommend(shop, **subject, **wish, k=k)
@@ -262,7 +262,7 @@ class TestLaws:
 
     @given(request=requests, k=st.integers(3, 25))
     @quick
-    def test_pages_are_the_list_cut_up(self, shop: Client, request: dict[str, Any], k: int) -> None:
+    def test_pages_concatenate_to_the_list(self, shop: Client, request: dict[str, Any], k: int) -> None:
         whole = listed(recommend(shop, **request, k=MAX_K))
         pages = list(all_pages(shop, {**request, "k": k}))
         assert [item for page in pages for item in listed(page)] == whole
@@ -272,7 +272,7 @@ class TestLaws:
 
     @given(request=requests.filter(lambda request: "user_id" in request))
     @quick
-    def test_get_is_post_with_a_query(self, shop: Client, request: dict[str, Any]) -> None:
+    def test_get_equals_post(self, shop: Client, request: dict[str, Any]) -> None:
         wish = {name: wish for name, wish in request.items() if name not in ("candidates", "boost", "pin")}
         query = {name: value for name, value in wish.items() if name != "user_id"}
         if "max_per" in wish:
@@ -283,7 +283,7 @@ class TestLaws:
 
     @given(batch=st.lists(requests, min_size=2, max_size=6), k=st.integers(1, 9))
     @settings(quick, max_examples=8)
-    def test_a_batch_is_its_single_answers(self, shop: Client, batch: list[dict[str, Any]], k: int) -> None:
+    def test_a_batch_equals_single_requests(self, shop: Client, batch: list[dict[str, Any]], k: int) -> None:
         results = recommend(shop, requests=[{**request, "k": k} for request in batch])["results"]
         for request, result in zip(batch, results, strict=True):
             alone = recommend(shop, **request, k=k)
@@ -291,32 +291,32 @@ class TestLaws:
 
 
 class TestDecisions:
-    def test_pins_of_what_cannot_be_shown_are_passed_over(self, shop: Client) -> None:
+    def test_pins_of_unavailable_items_are_skipped(self, shop: Client) -> None:
         plain = item_ids(recommend(shop, user_id="clicker", k=5))
         for wish in ({}, {"exclude": ["item-33"]}):
             dropped = [*GONE, "unheard-of", *wish.get("exclude", [])]
             pin = [{"item_id": item, "place": place + 1} for place, item in enumerate(dropped)]
             assert item_ids(recommend(shop, user_id="clicker", k=5, pin=pin, **wish)) == plain
 
-    def test_a_pin_shows_what_was_seen(self, shop: Client) -> None:
+    def test_a_pin_overrides_seen_filters(self, shop: Client) -> None:
         seen = CLICKS[-1]
         answer = recommend(shop, user_id="clicker", k=5, exclude_seen="all", pin=[{"item_id": seen, "place": 3}])
         assert item_ids(answer)[2] == seen
         assert item_ids(answer).count(seen) == 1
 
-    def test_pins_stay_beyond_the_most_of_a_category_and_count(self, shop: Client) -> None:
+    def test_pins_exceed_category_limits_and_count_towards_them(self, shop: Client) -> None:
         tea = [item for item in ALL_ITEMS if labels_of(item) == ["tea"]][:4]
         pin = [{"item_id": item, "place": place + 1} for place, item in enumerate(tea)]
         shown = item_ids(recommend(shop, user_id="clicker", k=MAX_K, pin=pin, max_per_category=2))
         assert shown[:4] == tea
         assert not any("tea" in labels_of(item) for item in shown[4:])
 
-    def test_a_thousand_pins_are_a_list(self, shop: Client) -> None:
+    def test_a_list_may_consist_of_a_thousand_pins(self, shop: Client) -> None:
         pin = [{"item_id": f"item-{n}", "place": MAX_K - n} for n in range(MAX_K)]
         shown = item_ids(recommend(shop, user_id="clicker", k=MAX_K, pin=pin))
         assert shown == [item for item in reversed(ALL_ITEMS) if item not in GONE]
 
-    def test_explanations_have_boosts_and_pins(self, shop: Client) -> None:
+    def test_explanations_contain_boosts_and_pins(self, shop: Client) -> None:
         request = {"user_id": "clicker", "k": 20, "boost": {"tea": 1.5, "cup": -1}, "explain": True}
         for item in recommend(shop, **request, pin=[{"item_id": "item-22", "place": 2}])["items"]:
             parts = item["explanation"]
@@ -326,7 +326,7 @@ class TestDecisions:
             assert item["score"] == pytest.approx(adds + parts["bias"] + parts["follows"] + gain, abs=1e-4)
 
 
-def test_brands_that_the_shop_has_just_said_are_full_at_once(client: Client) -> None:
+def test_limits_per_property_apply_to_values_just_put(client: Client) -> None:
     assert client.post("/v1/items", json=[{"item_id": "item-1", "properties": {"brand": "first"}}]).status_code == 200
     recommend(client, history=["item-2"], max_per={"brand": 1})
     said = [{"item_id": item, "properties": {"brand": f"b{place // 2}"}} for place, item in enumerate(ALL_ITEMS)]
@@ -335,7 +335,7 @@ def test_brands_that_the_shop_has_just_said_are_full_at_once(client: Client) -> 
     assert sorted(ALL_ITEMS.index(item) // 2 for item in shown) == list(range(len(ALL_ITEMS) // 2))
 
 
-def test_a_property_that_no_item_has_limits_nothing(client: Client) -> None:
+def test_a_limit_on_an_unused_property_has_no_effect(client: Client) -> None:
     assert client.request("PUT", "/v1/admin/properties", json={"items": {"brand": "text"}}).status_code == 200
     limited = {"history": ["item-2"], "k": 20, "max_per": {"brand": 1}}
 
@@ -346,7 +346,7 @@ def test_a_property_that_no_item_has_limits_nothing(client: Client) -> None:
     assert item_ids(recommend(client, **limited)) == item_ids(recommend(client, history=["item-2"], k=20))
 
 
-def test_categories_that_the_shop_has_just_said_are_full_at_once(client: Client) -> None:
+def test_limits_per_category_apply_to_categories_just_put(client: Client) -> None:
     """The first list already counts them: as many items of others as fill each category once."""
     item_updates = [{"item_id": item, "categories": [f"shelf-{place // 2}"]} for place, item in enumerate(ALL_ITEMS)]
     assert client.post("/v1/items", json=item_updates).status_code == 200

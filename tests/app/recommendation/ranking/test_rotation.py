@@ -1,4 +1,4 @@
-"""Impressions over HTTP: what users were shown is what the events that count say, and moves none but rotated lists."""
+"""Impressions and rotation over HTTP: impressions that count lower items, and only in rotated lists."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def gain(shown: dict[str, tuple[int, int]], name: str, wish: dict[str, float]) -
 
 @given(histories, wishes)
 @settings(max_examples=15)
-def test_what_was_shown_is_what_the_events_say_and_stands_lower(
+def test_rotation_lowers_items_by_the_impressions_that_count(
     shop: Shop, history: list[Any], wish: dict[str, float]
 ) -> None:
     users, prefix = NaiveUsers(), f"user-{next(numbers)}"
@@ -173,7 +173,7 @@ class TestImpressions:
         of = {"recommendation_id": answer["recommendation_id"]}
         return {"user_id": user_id, "type": "impression", "items": items, **of}
 
-    def test_change_no_state_no_list_no_trend_and_no_tally(self, shop: Shop) -> None:
+    def test_change_no_state_list_trend_or_tally(self, shop: Shop) -> None:
         client = shop.client
         for user_id in ("plain", "shown"):
             client.click(user_id, *ALL_ITEMS[:9])
@@ -195,7 +195,7 @@ class TestImpressions:
             lists = [recommend(client, user_id=user_id, k=30, **wish)["items"] for user_id in ("plain", "shown")]
             assert lists[0] == lists[1]
 
-    def test_are_logged_once_and_come_back_as_they_were_posted(self, shop: Shop) -> None:
+    def test_are_logged_once_and_round_trip(self, shop: Shop) -> None:
         posted: dict[str, Any] = {"event_id": "shown-1", "user_id": "logged", "items": ["item-3", "item-1"]}
         posted |= {"type": "impression", "timestamp": 1.7e9, "recommendation_id": "r"}
         one = {
@@ -215,7 +215,7 @@ class TestImpressions:
         (entry, _) = shop.client.log("logged")
         assert (entry.items, entry.item_id) == (("item-3", "item-1"), "")
 
-    def test_leave_out_what_was_shown_lately_where_a_list_says_so(self, shop: Shop) -> None:
+    def test_exclude_recently_shown_items_if_requested(self, shop: Shop) -> None:
         times = {"item-1": 30, "item-2": 3_000, "item-3": 30}
         for name, age_s in times.items():
             posted = {"user_id": "again", "type": "impression", "items": [name], "timestamp": time.time() - age_s}
@@ -242,12 +242,12 @@ class TestImpressions:
     def test_that_are_invalid_are_refused(self, shop: Shop, wrong: dict[str, Any]) -> None:
         assert_refused(shop.client.post("/v1/events", json={"user_id": "ada", "type": "impression"} | wrong), 422)
 
-    def test_have_no_place_in_a_sealed_state(self, shop: Shop) -> None:
+    def test_are_refused_in_sealed_states(self, shop: Shop) -> None:
         for about in ({"items": ["item-1"]}, {"item_id": "item-1"}):
             body = {"events": [{"type": "impression", **about}]}
             assert_refused(shop.client.post("/v1/portable/events", json=body), 422)
 
-    def test_are_folded_again_by_the_next_model(self, tmp_path: Path) -> None:
+    def test_are_folded_by_the_next_model(self, tmp_path: Path) -> None:
         for name, seed in (("one", 7), ("two", 11)):
             write_model(tmp_path / "models" / name, seed)
         client = Client(Settings(model_dir=tmp_path / "models" / "one", data_dir=tmp_path / "state"))
@@ -276,7 +276,7 @@ class TestRotatedLists:
             {"pin": [{"item_id": "item-3", "place": 2}]},
         ],
     )
-    def test_hide_nothing_that_a_filter_allows(self, shop: Shop, user_id: str, wish: dict[str, Any]) -> None:
+    def test_hide_no_allowed_item(self, shop: Shop, user_id: str, wish: dict[str, Any]) -> None:
         for k in (5, ITEMS):
             asked = {"user_id": user_id, "exclude_seen": "none", "k": k} | wish
             plain, rotated = recommend(shop.client, **asked), recommend(shop.client, **asked, rotation=1)
@@ -288,7 +288,7 @@ class TestRotatedLists:
             assert item_ids(rotated)[1] == "item-3"
 
     @pytest.mark.parametrize("user_id", ["rob", "new"])
-    def test_at_1_begin_with_what_was_never_shown_and_are_one_list_in_pages(self, shop: Shop, user_id: str) -> None:
+    def test_of_strength_1_begin_with_unshown_items_and_page_consistently(self, shop: Shop, user_id: str) -> None:
         asked = {"user_id": user_id, "exclude_seen": "none", "rotation": 1.0, "rotation_days": 30}
         whole = item_ids(recommend(shop.client, **asked, k=ITEMS))
         if user_id == "rob":  # for others a popular item that was shown is still ahead of one that nobody has used
@@ -302,7 +302,9 @@ class TestRotatedLists:
         assert cursor is None
 
     @pytest.mark.parametrize("user_id", ["rob", "new"])
-    def test_go_on_below_what_limits_leave_out(self, shop: Shop, user_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_continue_below_items_removed_by_limits(
+        self, shop: Shop, user_id: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(reranking, "SKIPPED_PER_ITEM", 0)  # so the first scan finds too few items
         asked = {"user_id": user_id, "exclude_seen": "none", "rotation": 1.0, "rotation_days": 30}
         whole = item_ids(recommend(shop.client, **asked, k=ITEMS))
@@ -316,7 +318,7 @@ class TestRotatedLists:
             for k in range(1, 25):
                 assert item_ids(recommend(shop.client, **asked, k=k, max_per_category=most)) == expected[:k]
 
-    def test_explain_what_items_lose(self, shop: Shop) -> None:
+    def test_explain_the_loss_of_each_item(self, shop: Shop) -> None:
         found = recommend(shop.client, user_id="rob", rotation=0.5, explain=True, k=ITEMS, exclude_seen="none")
         for item in found["items"]:
             made = item["explanation"]
@@ -327,7 +329,7 @@ class TestRotatedLists:
             if item["item_id"] not in ALL_ITEMS[:9]:
                 assert made["rotation"] == pytest.approx(lost)
 
-    def test_fill_a_short_list_by_its_fallback(self, shop: Shop) -> None:
+    def test_are_filled_by_the_fallback(self, shop: Shop) -> None:
         made = {"filter": "'tea' in item.categories", "fallback": "true", "rotation": 1.0, "k": ITEMS}
         assert shop.client.request("PUT", "/v1/admin/scenarios/filled", json=made).status_code == 200
         found = recommend(shop.client, user_id="rob", scenario="filled", exclude_seen="none")
@@ -337,7 +339,7 @@ class TestRotatedLists:
         unshown = [name for name in filled if name in ALL_ITEMS[50:]]
         assert filled[: len(unshown)] == unshown
 
-    def test_keep_to_what_a_scenario_says(self, shop: Shop) -> None:
+    def test_follow_the_scenario(self, shop: Shop) -> None:
         put = shop.client.request("PUT", "/v1/admin/scenarios/turned", json={"rotation": 0.5, "rotation_days": 3})
         assert put.status_code == 200
         assert_refused(shop.client.get("/v1/users/rob/recommendations?scenario=turned&rotation=0"), 422)

@@ -1,4 +1,4 @@
-"""What goes together, over HTTP: complements of one item and of a basket, against plain sums of the model's table."""
+"""Complements over HTTP: of an item and of a basket, against sums of the model's table."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def names(basket: list[int]) -> list[str]:
 
 @given(basket=baskets, user=st.sampled_from(["ada", "nobody"]))
 @settings(max_examples=10)
-def test_a_basket_alone_lists_its_complements_and_nothing_else(shop: Client, user: str, basket: list[int]) -> None:
+def test_basket_only_lists_only_complements(shop: Client, user: str, basket: list[int]) -> None:
     asked = {"user_id": user, "k": MORE, "exclude_seen": "none", "basket": names(basket), "basket_only": True}
     answer, expected = recommend(shop, **asked), scores_of(basket)
     assert answer["source"] == "together"
@@ -90,9 +90,7 @@ def test_a_basket_alone_lists_its_complements_and_nothing_else(shop: Client, use
     assert listed(by_query) == listed(answer)
 
 
-def test_a_baskets_complements_that_were_shown_keep_the_odds_that_rotation_leaves(
-    shop: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rotation_lowers_complements_of_a_basket(shop: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, basket = int(time.time()), [2, 5]
     monkeypatch.setattr(rotation, "now_s", lambda: float(now_s))
     together = scores_of(basket)
@@ -107,7 +105,7 @@ def test_a_baskets_complements_that_were_shown_keep_the_odds_that_rotation_leave
     assert [one for page in all_pages(shop, asked | {"k": 3}) for one in item_ids(page)] == item_ids(answer)
 
 
-def test_an_item_has_those_of_a_basket_of_it(shop: Client) -> None:
+def test_complements_of_an_item_equal_those_of_a_basket_with_it(shop: Client) -> None:
     for row in range(ITEMS):
         answer = shop.get(f"/v1/items/{item_id(row)}/together", params={"k": EACH}).json()
         assert listed(answer) == pytest.approx(scores_of([row]))
@@ -120,7 +118,7 @@ def test_an_item_has_those_of_a_basket_of_it(shop: Client) -> None:
 
 @given(basket=baskets)
 @settings(max_examples=10)
-def test_in_a_users_list_complements_rise_by_what_their_scores_are_worth(shop: Client, basket: list[int]) -> None:
+def test_a_basket_lifts_complements_in_a_user_s_list(shop: Client, basket: list[int]) -> None:
     plain = listed(recommend(shop, user_id="ada", **EVERYTHING))
     found = recommend(shop, user_id="ada", **EVERYTHING, basket=names(basket), explain=True)
     together, gains = scores_of(basket), dict[str, float]()
@@ -137,7 +135,7 @@ def test_in_a_users_list_complements_rise_by_what_their_scores_are_worth(shop: C
     assert item_ids(ranked) == [one for one in item_ids(found) if one in [*plain][:20]]
 
 
-def test_requests_of_a_batch_have_each_their_own_basket(shop: Client) -> None:
+def test_requests_of_a_batch_have_their_own_basket(shop: Client) -> None:
     asked: list[dict[str, Any]] = [
         {"user_id": "ada", "k": 7, "basket": names([2, 3])},
         {"user_id": "ada", "k": 7},
@@ -150,7 +148,7 @@ def test_requests_of_a_batch_have_each_their_own_basket(shop: Client) -> None:
     assert [listed(one) for one in together] == [pytest.approx(listed(one)) for one in alone]
 
 
-def test_of_whom_nothing_is_known_the_basket_is_what_the_model_goes_by(shop: Client) -> None:
+def test_unknown_users_are_ranked_by_their_basket(shop: Client) -> None:
     basket = names([8, 9])
     found = recommend(shop, user_id="nobody", **EVERYTHING, basket=basket)
     as_history = recommend(shop, history=basket, **EVERYTHING, basket=basket)
@@ -161,7 +159,7 @@ def test_of_whom_nothing_is_known_the_basket_is_what_the_model_goes_by(shop: Cli
 
 @given(basket=baskets, category=st.sampled_from(CATEGORIES), alone=st.booleans())
 @settings(max_examples=10)
-def test_the_basket_never_appears_and_filters_and_rules_hold(
+def test_basket_items_never_appear_and_filters_and_rules_apply(
     shop: Client, basket: list[int], category: str, alone: bool
 ) -> None:
     gone, pinned = item_id(40), item_id(41)
@@ -188,7 +186,7 @@ def test_a_boost_multiplies_the_score_of_a_complement(shop: Client) -> None:
         assert boosted[item] == pytest.approx(score * factor, rel=1e-5)
 
 
-def test_without_a_basket_there_is_nothing_to_go_with(shop: Client) -> None:
+def test_basket_only_with_an_empty_basket_is_a_plain_list(shop: Client) -> None:
     plain, empty = (recommend(shop, user_id="ada", **wish) for wish in ({}, {"basket": [], "basket_only": True}))
     assert listed(plain) == listed(empty)
 
@@ -211,12 +209,12 @@ def test_a_scenario_may_list_complements_alone(shop: Client) -> None:
     assert refused.status_code == 422
 
 
-def test_how_many_of_an_item_are_in_the_basket_does_not_matter(shop: Client) -> None:
+def test_quantities_in_the_basket_do_not_matter(shop: Client) -> None:
     for user, alone in (("ada", True), ("ada", False), ("nobody", False)):
         asked = {"user_id": user, "basket_only": alone, **EVERYTHING}
         once, twice = (recommend(shop, **asked, basket=names(basket)) for basket in ([8, 9], [8, 9, 8]))
         assert listed(twice) == listed(once)
 
 
-def test_a_basket_is_bounded(shop: Client) -> None:
+def test_the_size_of_a_basket_is_limited(shop: Client) -> None:
     assert shop.post("/v1/recommendations", json={"user_id": "ada", "basket": ["a"] * 51}).status_code == 422

@@ -1,4 +1,4 @@
-"""What is used just now: of all processes, in each category, over restarts."""
+"""Trending items: shared by all processes, by category, and across restarts."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def test_events_of_all_processes_count_by_their_age(
 
 
 @pytest.mark.parametrize("years", [1, 5, -1, -50])
-def test_a_clock_that_was_wrong_for_seconds_leaves_nothing(
-    client: Client, monkeypatch: pytest.MonkeyPatch, years: int
-) -> None:
+def test_a_clock_error_of_seconds_leaves_no_trace(client: Client, monkeypatch: pytest.MonkeyPatch, years: int) -> None:
     """Neither in the trends nor later: a day passes for what was counted before the jump that led ahead."""
     now_s, wrong_by_s = time.time, years * 365 * 86_400
     client.click("ada", "item-1")
@@ -99,7 +97,7 @@ def test_a_clock_that_was_wrong_for_seconds_leaves_nothing(
     assert trending(client) == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_visitor_counts_once_for_an_item(
+def test_a_visitor_counts_once_per_item(
     start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
 ) -> None:
     """However many events there are, in whatever processes, before a restart and after it."""
@@ -122,7 +120,7 @@ def test_a_visitor_counts_once_for_an_item(
             other.close()
 
 
-def test_a_store_that_cannot_be_used_is_told_later(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trends_are_flushed_after_the_store_recovers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object) -> None:
         raise StorageUnavailable("away")
 
@@ -135,7 +133,7 @@ def test_a_store_that_cannot_be_used_is_told_later(client: Client, monkeypatch: 
     assert trending(client) == pytest.approx({"item-1": 2.0, "item-2": 1.0}, rel=1e-3)
 
 
-def test_categories_and_availability_are_gone_by(client: Client) -> None:
+def test_trends_respect_categories_and_availability(client: Client) -> None:
     for user, rows in enumerate([(1, 2, 3, 4), (2, 3, 4), (3, 4), (4,)]):
         client.click(f"u{user}", *map(item_id, rows))
     client.request("PUT", "/v1/items/item-3", json={"available": False})
@@ -146,9 +144,7 @@ def test_categories_and_availability_are_gone_by(client: Client) -> None:
     assert trending(client, categories="no such") == {}
 
 
-def test_many_categories_are_looked_up_together_off_the_event_loop(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_categories_are_looked_up_off_the_event_loop(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each category that the shop has set would take a pass over all items."""
     labels, threads = [f"label-{n}" for n in range(100)], list[str]()
     client.request("PUT", "/v1/items/item-3", json={"categories": labels})
@@ -166,11 +162,11 @@ def test_many_categories_are_looked_up_together_off_the_event_loop(
 
 
 @pytest.mark.parametrize("query", ["k=0", "k=1001", "k=1&k=2", "categories=", "q=1"])
-def test_a_query_that_is_wrong_is_refused(client: Client, query: str) -> None:
+def test_an_invalid_query_is_refused(client: Client, query: str) -> None:
     assert client.get(f"/v1/items/trending?{query}").status_code == 422
 
 
-def test_the_command_drops_the_counts_of_items(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_deletes_the_counts_of_items(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     for item in ("item-1", "item-2", "item-3"):
         client.click("ada", item)
     assert trending(client) == pytest.approx({"item-1": 1, "item-2": 1, "item-3": 1}, rel=1e-3)
