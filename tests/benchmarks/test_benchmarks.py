@@ -1,4 +1,4 @@
-"""The benchmarks in short, so that they stand when somebody wants their numbers."""
+"""Benchmarks, shortened, so that they keep working."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_users_with_few_events_are_answered_beside_whatever_is_asked_of_a_long_log(
+def test_long_logs_do_not_delay_other_users(
     model: Path, store: Literal["sqlite", "redis"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they wait is for a quiet machine to say."""
@@ -78,14 +78,12 @@ def test_served_equals_offline_on_redis_behind_the_load_balancer(data: Path, mod
     served_equals_offline.main(data, model, "all", users=150, replicas=2)
 
 
-def test_every_event_counts_once_through_several_replicas(model: Path) -> None:
+def test_events_count_once_through_several_replicas(model: Path) -> None:
     require_servers()
     exactly_once.main(model, events=3_000, replicas=2)
 
 
-def test_a_state_in_redis_takes_no_more_memory_however_long_the_history(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_of_a_state_in_redis_is_bounded(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require_servers()
     redis_memory.main(model)
     lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│ 1")]
@@ -95,7 +93,7 @@ def test_a_state_in_redis_takes_no_more_memory_however_long_the_history(
     assert sizes[-1] <= 4_300  # the largest state, and what Redis adds
 
 
-def test_every_load_of_both_versions_is_printed_with_their_ratios(
+def test_loads_of_both_versions_are_printed_with_ratios(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_servers("wrk")
@@ -109,13 +107,13 @@ def test_every_load_of_both_versions_is_printed_with_their_ratios(
     assert [row[1].strip() for row in ratios] == names
 
 
-def test_a_load_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_load_is_refused() -> None:
     for text in ("event", "event:0", "purchase:4", "event:x"):
         with pytest.raises(typer.BadParameter, match="event:16"):
             closed_loop.Load.of(text)
 
 
-def test_a_rebuild_is_printed_in_parts_and_folds_as_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rebuild_is_timed_by_stage_and_equals_single_folds(capsys: pytest.CaptureFixture[str]) -> None:
     require_servers()
     rebuild.main(events=3_000, users=100)
     printed = capsys.readouterr().out
@@ -123,7 +121,7 @@ def test_a_rebuild_is_printed_in_parts_and_folds_as_one_by_one(capsys: pytest.Ca
     assert all(store in printed for store in ("SQLite", "Redis"))
 
 
-def test_an_archiver_that_is_killed_archives_into_a_bucket_once(
+def test_a_killed_archiver_archives_into_a_bucket_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_servers()
@@ -171,7 +169,7 @@ def test_a_service_that_differs_from_the_evaluation_fails_the_benchmark(
         served_equals_offline.main(data, model, "none", users=150)
 
 
-def test_the_state_of_a_long_history_is_not_longer_than_a_state_can_be(
+def test_the_state_of_a_long_history_stays_within_its_size_limit(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asyncio.run(constant_cost.measure(model_directory.load(model), tmp_path, (10, 3000), rounds=5))
@@ -180,7 +178,7 @@ def test_the_state_of_a_long_history_is_not_longer_than_a_state_can_be(
     assert of_short < of_long <= 4_000
 
 
-def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_of_a_worker_is_measured(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     synthetic_catalogue.write_enlarged(tmp_path, model, 2_000, "trained")
     worker_memory.main(model, users=20, large=tmp_path)
     printed = capsys.readouterr().out
@@ -188,7 +186,7 @@ def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.Capture
     assert printed.count(" MB") == 12
 
 
-def test_a_free_port_is_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in this process nor in another one, before a server listens there."""
     first = random.randrange(*LISTENING_PORTS)  # others who run this test have taken ports, too
     ports = range(first, first + 8)
@@ -209,7 +207,7 @@ def test_no_connection_gets_the_port_of_a_node_or_its_bus() -> None:
     assert all(LISTENING_PORTS[1] <= port < port + BUS < first_of_connections for port in ports)
 
 
-def test_a_soak_misses_memory_that_grows_and_requests_that_fail() -> None:
+def test_a_soak_detects_growing_memory_and_failed_requests() -> None:
     row = Row(10, 5, 60, 1, 1, 1, 1, {}, 0, 1, 1, 1, resident_mb=[100, 200])
     assert list(overload.misses_of_soak([row, replace(row, resident_mb=[102, 190])])) == []
     grown, failed = replace(row, resident_mb=[100, 205]), replace(row, errors={"503": 1})
@@ -225,7 +223,7 @@ def test_attention_is_timed() -> None:
             assert attention.FORWARD[name](130)().shape == (130, attention.WIDTH)
 
 
-def test_attention_by_parts_of_a_history_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_by_chunks_equals_attention_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
         torch.manual_seed(0)
         whole = attention.lisa(300)()
@@ -234,21 +232,21 @@ def test_attention_by_parts_of_a_history_is_that_of_the_whole(monkeypatch: pytes
         torch.testing.assert_close(attention.lisa(300)(), whole)
 
 
-def test_every_path_of_the_scan_is_timed_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_scan_path_is_timed_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
     scan.main([3_000], [10], rounds=2)
     printed = capsys.readouterr().out
     assert all(printed.count(f"{path}, k 10 ") == 3 for path in (*supported_paths(), "torch"))
 
 
 @pytest.mark.parametrize(("name", "expected"), [("lisa-base-paper", 3.19), ("lisa-mini-paper", 2.51)])
-def test_compression_is_that_of_the_papers_table_2(name: str, expected: float) -> None:
+def test_compression_equals_table_2_of_the_paper(name: str, expected: float) -> None:
     shape = MECHANISMS[name]
     books = [(shape.codebooks, shape.codewords), (shape.target_codebooks, shape.target_codewords)]
     kept = [each for each in books if each[1]]
     assert round(mechanisms.compression_ratio(3_416, shape.width, kept), 2) == expected
 
 
-def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_scan_of_a_trained_model_is_timed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scan.main([3_000], [10], rounds=2, model=model)
     printed = capsys.readouterr().out
     assert f"3,000 {model.name}'s items" in printed
@@ -277,7 +275,7 @@ def test_trainings_are_timed_beside_busy_processes(
     assert shop.name in line
 
 
-def test_mechanisms_are_trained_tested_and_weighed_once(
+def test_mechanisms_are_trained_and_evaluated_once(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training = mechanisms.TrainingOptions(epochs=1, loss="softmax", histories_per_batch=32, learning_rate=0.01)
@@ -298,7 +296,7 @@ def test_mechanisms_are_trained_tested_and_weighed_once(
     assert (tmp_path / data.name / two[0] / model_directory.WEIGHTS).stat().st_mtime_ns == weights
 
 
-def test_codes_that_change_are_counted_over_interruptions(data: Path, tmp_path: Path) -> None:
+def test_changed_codes_are_counted_across_interruptions(data: Path, tmp_path: Path) -> None:
     training = MechanismTraining(epochs=3, loss="softmax", histories_per_batch=64, learning_rate=0.01)
     recipe = MechanismRecipe(
         model=MECHANISMS["lisa-mini-paper"], training=training, data=DataCard(train_on="validation")
@@ -338,7 +336,7 @@ Requests/sec:   3654.50
 """
 
 
-def test_what_the_load_generator_says_is_understood() -> None:
+def test_output_of_wrk_is_parsed() -> None:
     answered = Answered.of(WRK_SAYS)
     assert answered.requests == 4022
     assert (answered.p50_us, answered.p90_us, answered.p99_us) == pytest.approx((4250, 4890, 9960))

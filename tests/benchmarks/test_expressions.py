@@ -1,4 +1,4 @@
-"""Benchmarks of expressions, in short."""
+"""Benchmarks of expressions, shortened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.service.catalogue_updates import MAX_NUMBER_BYTES, MAX_OBJECTS, 
 from benchmarks.service.expression_cost import measure, requests
 
 
-def test_no_hostile_expression_is_a_fault_of_the_service(model: Path, tmp_path: Path) -> None:
+def test_hostile_expressions_cause_no_server_error(model: Path, tmp_path: Path) -> None:
     answers, _ = asyncio.run(attack(model, tmp_path, 200, seed=0))
     assert {answer.status for answer in answers} == {200, 422}
 
@@ -26,7 +26,7 @@ def test_every_kind_of_request_is_measured(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("learned", [16_000, 0])
-def test_what_is_set_of_items_takes_bytes_and_no_objects(learned: int) -> None:
+def test_item_properties_create_no_python_objects(learned: int) -> None:
     found, _ = measure_values(16_000, learned)
     assert 8 <= found["price, bytes"] <= MAX_NUMBER_BYTES
     assert found["Python objects"] <= MAX_OBJECTS

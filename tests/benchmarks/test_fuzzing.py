@@ -1,4 +1,4 @@
-"""Malformed requests to a running service, and plain ones with and without the app: `benchmarks.fuzzing` in short."""
+"""`benchmarks.fuzzing`, shortened: malformed requests to a running service, and responses with and without the app."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
         pytest.skip(str(exc))
 
 
-def test_malformed_requests_and_what_the_description_says_bring_nothing_down(service: FuzzTarget) -> None:
+def test_fuzzing_finds_no_fault(service: FuzzTarget) -> None:
     found, files = Findings(), service.number("process_open_fds")
     for name, url in (("service", service.url), ("balancer", service.running.url)):
         asyncio.run(send_all(url, list(malformed_cases(service.calls(), RAW[name], 1, WAITING_SHARE)), found, name))
@@ -67,13 +67,13 @@ ODD = {
 
 
 @pytest.mark.parametrize(("answered", "fault"), ODD.items())
-def test_a_fault_is_seen(answered: bytes | None, fault: str) -> None:
+def test_faults_are_detected(answered: bytes | None, fault: str) -> None:
     found = Findings()
     check_responses(answered, found, "it")
     assert found.faults == {fault: 1}
 
 
-def test_who_neither_answers_nor_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_connections_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, "ANSWER_WITHIN_S", 0.2)
     found, case = Findings(), MalformedCase((b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",), "half-close")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -81,7 +81,7 @@ def test_who_neither_answers_nor_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatc
     assert [fault.partition(" to ")[0] for fault in found.faults] == ["no answer within 0.2 s"]
 
 
-def test_what_schemathesis_reports_is_seen_whether_it_calls_it_errors_or_failures() -> None:
+def test_errors_and_failures_of_schemathesis_are_detected() -> None:
     outputs = [f"3 generated\n\n== {name} ==\n\nread timed out\n\n== SUMMARY ==\n" for name in ("ERRORS", "FAILURES")]
     assert ["read timed out" in failures_reported(output) for output in outputs] == [True, True]
     assert not any("SUMMARY" in failures_reported(output) for output in outputs)
@@ -91,7 +91,7 @@ def test_what_schemathesis_reports_is_seen_whether_it_calls_it_errors_or_failure
 LOGGED = "127.0.0.1:4{n} [23/Nov/2026:04:31:55] service app/1 0/0/0/{took}/9 {status} 312 {state} 9/9/9/1/0 0/0 POST x"
 
 
-def test_failures_of_the_load_balancer_are_seen_but_not_those_who_hang_up() -> None:
+def test_load_balancer_failures_are_detected_but_not_client_aborts() -> None:
     lines = [
         LOGGED.format(n=n, took=took, status=status, state=state)
         for n, (took, status, state) in enumerate(
@@ -108,20 +108,20 @@ def test_failures_of_the_load_balancer_are_seen_but_not_those_who_hang_up() -> N
     assert fuzz.failures_logged("\n".join(lines)) == [lines[1], lines[4], lines[5]]
 
 
-def test_numbers_are_found_wherever_they_stand() -> None:
+def test_nested_numbers_are_found() -> None:
     numbers = [random.random() for _ in range(4)]
     assert list(fuzz.json_leaves({"a": [numbers[0], {"b": numbers[1]}], "c": numbers[2:]})) == numbers
 
 
 @pytest.mark.parametrize("redis", [False, True])
-def test_no_byte_of_an_answer_without_the_app_differs(tmp_path: Path, redis: bool) -> None:
+def test_responses_without_the_app_are_byte_identical(tmp_path: Path, redis: bool) -> None:
     if redis:
         require_servers()
     plain_answers.main(write_model(tmp_path / "tiny"), requests=300, redis=redis)
 
 
 @pytest.mark.parametrize("found", [(1, 0), (0, 1)])
-def test_an_answer_that_differs_fails_the_benchmark(
+def test_a_different_response_fails_the_benchmark(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: tuple[int, int]
 ) -> None:
     async def differences(*_: object) -> tuple[int, int]:

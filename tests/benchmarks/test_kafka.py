@@ -1,4 +1,4 @@
-"""The fault bench of Kafka in short, and that it notices what it is there for."""
+"""The fault bench of Kafka, shortened, and that it detects faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plan(model: Path, records: int) -> FaultPlan:
     return FaultPlan(model, "redis", records, kills=2, cuts=40, rebalances=1, failures=1)
 
 
-def test_nothing_is_lost_or_doubled(model: Path) -> None:
+def test_no_event_is_lost_or_duplicated(model: Path) -> None:
     require_servers()
     verdict = run_faults(plan(model, 4_000))
     assert verdict.is_correct, verdict
@@ -31,7 +31,7 @@ def test_nothing_is_lost_or_doubled(model: Path) -> None:
     assert verdict.faults["broker down"] == 1
 
 
-def test_the_bench_notices_what_is_lost_doubled_or_out_of_order(model: Path, tmp_path: Path) -> None:
+def test_lost_duplicated_and_reordered_events_are_detected(model: Path, tmp_path: Path) -> None:
     logged = {"user-0": [0, 0], "user-1": [USERS + 1, 1], "user-2": [2], "user-4": [4, 4]}
     topic = ConsumedTopic("127.0.0.1:1", "clicks", 1, "lisarec", 2 * USERS)
     topic.copies = {4: 2}  # the producer wrote it twice

@@ -1,4 +1,4 @@
-"""Three hosts in short: one dies twice, and comes back with an old disk; the network between them is cut."""
+"""The three-host benchmark, shortened: kills, an old disk, and network partitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITHIN_S = 600  # on a busy machine; by itself it takes about a minute
 EVERYBODY = b"\xff" * 6
 
 
-def test_nothing_acknowledged_is_lost_and_all_comes_back(model: Path, tmp_path: Path) -> None:
+def test_acknowledged_events_survive_and_all_hosts_recover(model: Path, tmp_path: Path) -> None:
     if missing := what_is_missing():
         pytest.skip(f"SEVERAL MACHINES WERE NOT TRIED: {missing}")
     options = ["--kills", "2", "--cuts", "1", "--node-timeout-ms", "2000", "--logs", str(tmp_path)]
@@ -51,7 +51,7 @@ def test_nothing_acknowledged_is_lost_and_all_comes_back(model: Path, tmp_path: 
     assert "an operator had to accept a loss 0 times" in done.stdout
 
 
-def test_a_training_by_two_processes_is_timed_beside_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_by_two_processes_is_timed_beside_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_rows(tmp_path / "shop", shop_rows()[:600])
     training.main(data, epochs=1, repeats=1)
     printed = capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_a_training_by_two_processes_is_timed_beside_one(tmp_path: Path, capsys:
     assert "600 events, one machine" in printed
 
 
-class TestTheSwitch:
+class TestSwitch:
     @pytest.fixture
     def ends(self) -> Iterator[tuple[list[socket.socket], int]]:
         """Three hosts' ends of their lines, and where the switch gets its commands."""
@@ -79,7 +79,7 @@ class TestTheSwitch:
             os.close(commands)
             assert not running.is_alive()
 
-    def test_a_frame_goes_where_its_address_was_seen(self, ends: tuple[list[socket.socket], int]) -> None:
+    def test_forwards_a_frame_to_the_port_of_its_address(self, ends: tuple[list[socket.socket], int]) -> None:
         hosts, _ = ends
         for sender in range(3):
             for other in range(3):
@@ -90,7 +90,7 @@ class TestTheSwitch:
         with pytest.raises(TimeoutError):
             received(hosts[2], b"to one")
 
-    def test_nothing_passes_where_the_line_is_cut(self, ends: tuple[list[socket.socket], int]) -> None:
+    def test_drops_frames_on_a_cut_line(self, ends: tuple[list[socket.socket], int]) -> None:
         hosts, commanding = ends
         os.write(commanding, json.dumps([[0, 1]]).encode() + b"\n")
         assert arrives(hosts, 0, 2, EVERYBODY)  # the command was read: with it, or before it

@@ -1,4 +1,4 @@
-"""The fault bench in short, on both stores; and that it notices what it is there for."""
+"""The fault bench, shortened, on both stores; and that it detects faults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestEventsSurvive:
         require_servers()
         run_power(model, store, times=3, replicas=1)
 
-    def test_full_disks_slow_syncs_stops_and_other_times(
+    def test_full_disks_slow_syncs_freezes_and_clock_jumps(
         self, model: Path, store: StoreKind, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         require_servers()
@@ -67,10 +67,8 @@ class TestEventsSurvive:
 
 
 @pytest.mark.parametrize("store", STORES)
-class TestTheBenchNotices:
-    def test_that_the_guard_against_duplicates_is_off(
-        self, model: Path, store: StoreKind, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+class TestTheBenchDetects:
+    def test_disabled_deduplication(self, model: Path, store: StoreKind, capsys: pytest.CaptureFixture[str]) -> None:
         require_servers()
         with pytest.raises(typer.Exit):
             run_cuts(model, store, events=1_000, faults=0, replicas=1, without_guard=True)
@@ -79,7 +77,7 @@ class TestTheBenchNotices:
         assert " 0 counted twice" not in printed
         assert " 0 acknowledged ones lost" in printed
 
-    def test_that_acknowledged_events_were_not_synced(
+    def test_acknowledged_events_that_were_not_synced(
         self, model: Path, store: StoreKind, capsys: pytest.CaptureFixture[str]
     ) -> None:
         require_servers()
@@ -90,10 +88,10 @@ class TestTheBenchNotices:
         assert " 0 acknowledged ones lost" not in printed
 
 
-class TestPrimariesOfAClusterAreKilled:
+class TestClusterFailover:
     """A replica that lags is the only one left: what it does not have was acknowledged only where nobody waited."""
 
-    def test_nothing_is_lost_that_a_replica_had_to_have(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_no_replicated_event_is_lost(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         require_servers()
         run_failover(model, count=1, replicas=1)
         printed = capsys.readouterr().out
@@ -103,7 +101,9 @@ class TestPrimariesOfAClusterAreKilled:
         assert "recommendations for their users: popular" in printed
         assert re.search(r"events of other slots: 200 \d+$", printed, re.MULTILINE)
 
-    def test_without_waiting_the_bench_says_what_is_lost(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_losses_without_waiting_for_replicas_are_reported(
+        self, model: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         require_servers()
         run_failover(model, count=1, replicas=0)
         printed = capsys.readouterr().out
@@ -111,7 +111,7 @@ class TestPrimariesOfAClusterAreKilled:
         assert " 0 acknowledged ones lost" not in printed
 
 
-def test_users_of_other_nodes_do_not_wait_for_one_that_hangs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_on_other_nodes_do_not_wait_for_a_hung_node(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require_servers()
     run_hang(model, seconds=1.0)
     printed = capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_users_of_other_nodes_do_not_wait_for_one_that_hangs(model: Path, capsys
         ([3, 3, 3], [4, 4, 4], "503 storage_unavailable", True),
     ],
 )
-def test_the_bench_notices_who_waits_for_a_hung_node(
+def test_waits_for_a_hung_node_are_detected(
     quiet_ms: list[float], hung_ms: list[float], answer: str, is_missed: bool
 ) -> None:
     def phases(medians_ms: list[float], answer: str) -> list[Phase]:
@@ -148,7 +148,7 @@ def test_the_bench_notices_who_waits_for_a_hung_node(
         ({"503 x": 1}, {"200": 1}, 10.1, "10.1 s to recover"),
     ],
 )
-def test_an_episode_with_an_unclear_answer_fails(
+def test_an_unclear_response_fails_an_episode(
     answers: dict[str, int], reads: dict[str, int], recovery_s: float, broken: str
 ) -> None:
     episode = Degradation("odd", lambda: None, lambda: None, ("503 x",))
@@ -167,7 +167,7 @@ class TestCrashStates:
             pytest.skip(str(exc))
 
     @pytest.mark.parametrize("name", WORKLOADS)
-    def test_nothing_acknowledged_is_lost_and_no_half_looks_whole(self, name: str) -> None:
+    def test_acknowledged_data_survive_and_partial_files_are_refused(self, name: str) -> None:
         crash_states.run([name], every=40 if name in ("log", "backup") else 3)
 
     @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ class TestCrashStates:
             (True, True, set()),
         ],
     )
-    def test_a_missing_sync_is_found(
+    def test_a_missing_sync_is_detected(
         self, tmp_path: Path, sync_file: bool, sync_folder: bool, broken: set[str]
     ) -> None:
         root = tmp_path / "root"
@@ -227,7 +227,7 @@ class TestMachine:
         seed = next(seed for seed in range(100) if (random.Random(seed).random() < 0.5) is torn)
         machine.cut_power(random.Random(seed))
 
-    def test_what_was_not_synced_is_gone(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
+    def test_unsynced_writes_are_lost(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
         run(
             "fd = os.open('a', os.O_RDWR | os.O_CREAT)\n"
             "os.write(fd, b'kept ' * 3000); os.fsync(fd)\n"
@@ -237,9 +237,7 @@ class TestMachine:
         self.cut(machine)
         assert {file.name: file.read_bytes() for file in machine.live.iterdir()} == {"a": b"kept " * 3000}
 
-    def test_what_was_cut_off_and_synced_does_not_come_back(
-        self, machine: FaultyMachine, run: Callable[[str], str]
-    ) -> None:
+    def test_synced_truncations_persist(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
         run(
             "fd = os.open('a', os.O_RDWR | os.O_CREAT)\n"
             "os.write(fd, b'x' * 9000); os.fsync(fd)\n"
@@ -261,7 +259,7 @@ class TestMachine:
         found = {file.name: file.read_bytes() for file in machine.live.iterdir()}
         assert found == ({"old": b"new"} if is_synced else {"old": b"old", "new": b"new"})
 
-    def test_a_torn_write_leaves_a_beginning_of_it(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
+    def test_a_torn_write_leaves_a_prefix(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
         run(
             "fd = os.open('a', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
             "os.write(fd, b'kept'); os.fsync(fd); os.write(fd, bytes(range(200)))"
@@ -272,7 +270,7 @@ class TestMachine:
         assert bytes(range(200)).startswith(left[4:])
         assert 4 < len(left) < 204
 
-    def test_a_full_disk_refuses_what_would_grow(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
+    def test_a_full_disk_refuses_growth(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
         run("fd = os.open('a', os.O_WRONLY | os.O_CREAT); os.write(fd, bytes(100))")
         machine.fill_disk(True)
         printed = run(
@@ -294,7 +292,7 @@ class TestMachine:
         assert took_s >= 0.2
 
 
-async def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
+async def test_a_victim_is_restarted_whenever_it_ends(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     async def has_begun() -> bool:
@@ -347,7 +345,7 @@ class TestRedisStart:
 
         return work
 
-    def test_what_was_acknowledged_stays_and_nothing_else_comes(self, directory: Path) -> None:
+    def test_a_torn_tail_is_truncated_to_the_acknowledged_commands(self, directory: Path) -> None:
         require_servers()
         self.served(directory, self.transact(0))
         (log,) = directory.glob("appendonlydir/*.incr.aof")
@@ -364,7 +362,7 @@ class TestRedisStart:
 
             self.served(directory, check)
 
-    def test_damage_in_the_middle_is_not_taken_off(self, directory: Path) -> None:
+    def test_damage_in_the_middle_is_not_truncated(self, directory: Path) -> None:
         require_servers()
         self.served(directory, self.transact(0))
         (log,) = directory.glob("appendonlydir/*.incr.aof")

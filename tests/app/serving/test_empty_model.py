@@ -1,4 +1,4 @@
-"""A shop without a model: events are kept, popular items recommended, and the first model takes over."""
+"""A shop without a model: events are logged, popular items recommended, and the first model takes over."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_popular_items_are_counted_from_live_events_in_every_process(begin: Call
     assert popular(first, categories=["tea"]) == []
 
 
-def test_the_catalogue_is_rebuilt_only_if_the_counts_have_changed(begin: Callable[..., Client]) -> None:
+def test_the_catalogue_is_rebuilt_only_if_counts_change(begin: Callable[..., Client]) -> None:
     client = begin()
     client.click("ada", "tea")
     client.request("PUT", "/v1/items/tea", json={"title": "Green tea"})
@@ -119,7 +119,7 @@ def test_the_first_model_takes_over_in_every_process(begin: Callable[..., Client
     assert begin().recommend("ada")["source"] == "personalised"
 
 
-def test_what_cannot_be_counted_stays_as_it_was(begin: Callable[..., Client]) -> None:
+def test_popular_items_stay_unchanged_while_the_store_fails(begin: Callable[..., Client]) -> None:
     client = begin()
     client.click("ada", "tea")
     wait_until(lambda: popular(client) == [("tea", 1)])
@@ -130,7 +130,7 @@ def test_what_cannot_be_counted_stays_as_it_was(begin: Callable[..., Client]) ->
     assert client.get("/readyz").status_code == 200
 
 
-def test_no_model_may_be_called_none(begin: Callable[..., Client], tmp_path: Path) -> None:
+def test_a_model_cannot_be_named_none(begin: Callable[..., Client], tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "none")
     answer = begin().post("/v1/admin/generations/none/activate")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
@@ -153,7 +153,7 @@ class TestAmongSeveralTenants:
             add(keys, make(tenant, ["recs:read"])[1])
         return lambda: begin(tenants=places, keys_file=keys)
 
-    def test_a_missing_or_a_broken_model_stops_no_other_and_is_served_once_it_is_whole(
+    def test_a_tenant_with_a_broken_model_does_not_stop_the_others(
         self, begin_all: Callable[[], Client], places: dict[str, Path], caplog: pytest.LogCaptureFixture
     ) -> None:
         write_model(places["books"])
@@ -177,7 +177,7 @@ class TestAmongSeveralTenants:
         wait_until(lambda: served(client)["wine"] == "first")
         assert counted(client, "failed") == failures, "a model that is not trained yet is no failure"
 
-    def test_the_active_model_is_served_when_the_first_is_gone(
+    def test_the_active_model_is_served_if_the_configured_one_is_missing(
         self, begin_all: Callable[[], Client], places: dict[str, Path]
     ) -> None:
         client = begin_all()
@@ -188,7 +188,7 @@ class TestAmongSeveralTenants:
         places["wine"].rename(places["wine"].with_name("old"))
         assert served(begin_all())["wine"] == "june"
 
-    def test_the_only_tenant_needs_the_model_that_it_names(self, tmp_path: Path) -> None:
+    def test_a_single_tenant_requires_its_model(self, tmp_path: Path) -> None:
         with pytest.raises(NoSuchModel, match="lisarec train"):
             create_app(Settings(model_dir=tmp_path / "missing", data_dir=tmp_path / "state"))
 

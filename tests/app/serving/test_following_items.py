@@ -1,4 +1,4 @@
-"""How a process follows the store's changes of items."""
+"""Polling of item changes in the store by a process."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def changes_read(client: Client) -> int:
     return count
 
 
-def test_what_a_request_reads_during_a_poll_is_no_loss_of_the_store(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_during_a_poll_is_not_taken_for_a_loss(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         put(client, number)
     before = changes_read(client)
@@ -53,7 +51,7 @@ def test_what_a_request_reads_during_a_poll_is_no_loss_of_the_store(
     assert changes_read(client) == before + 1
 
 
-def test_a_store_that_lost_changes_is_read_from_its_beginning(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_lost_changes_is_read_from_the_beginning(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         put(client, number)
     before = changes_read(client)
@@ -62,9 +60,7 @@ def test_a_store_that_lost_changes_is_read_from_its_beginning(client: Client, mo
     assert changes_read(client) == before + 1 + 6
 
 
-def test_no_rule_lets_items_pass_while_a_store_that_lost_changes_is_read_again(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filters_pass_no_items_while_changes_are_read_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     adult = [item_id(number) for number in range(3)]
     for one in adult:
         assert client.request("PUT", f"/v1/items/{one}", json={"properties": {"age_limit": 18}}).status_code == 200
@@ -113,7 +109,7 @@ async def require_gone(client: Client, number: int) -> None:
 
 
 @pytest.mark.parametrize("switched", ["activated", "experiment"])
-def test_a_change_in_flight_reaches_the_model_that_is_served_meanwhile(
+def test_a_change_in_flight_reaches_a_model_activated_during_it(
     two_models: Client, monkeypatch: pytest.MonkeyPatch, switched: str
 ) -> None:
     """The change waits for the shared thread, which is busy with somebody's filter."""
@@ -143,7 +139,7 @@ def test_a_change_in_flight_reaches_the_model_that_is_served_meanwhile(
     client.runner.run(law())
 
 
-def test_an_arm_that_is_activated_follows_changes(two_models: Client) -> None:
+def test_an_activated_arm_follows_changes(two_models: Client) -> None:
     client, switcher = two_models, two_models.service.switcher
 
     async def law() -> None:
@@ -156,9 +152,7 @@ def test_an_arm_that_is_activated_follows_changes(two_models: Client) -> None:
     assert [one.named.name for one in switcher.served()] == ["june", "may"]
 
 
-def test_a_model_that_is_rebuilt_while_another_loads_follows_changes(
-    two_models: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_rebuilt_during_a_switch_follows_changes(two_models: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client, switcher, may_go = two_models, two_models.service.switcher, threading.Event()
     load = ServedGeneration.load
 
@@ -185,7 +179,7 @@ def test_a_model_that_is_rebuilt_while_another_loads_follows_changes(
 
 
 @pytest.mark.parametrize("switched", ["activated", "experiment"])
-def test_a_poll_under_way_does_not_take_back_what_was_switched_meanwhile(
+def test_a_poll_in_progress_does_not_undo_a_switch(
     two_models: Client, monkeypatch: pytest.MonkeyPatch, switched: str
 ) -> None:
     """It has read the pointers, and still follows changes of items while another model is activated."""

@@ -1,4 +1,4 @@
-"""Switching models: by a request or a command, forth and back, and never at a request's expense."""
+"""Switching of models by request or command, in both directions and without failed requests."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def fail_engines(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> list[st
 
 
 class TestSwitching:
-    def test_a_request_switches_forth_and_back(self, begin: Callable[..., Client], models: Path) -> None:
+    def test_a_request_activates_and_rolls_back(self, begin: Callable[..., Client], models: Path) -> None:
         client = begin()
         client.click("ada", *(item_id(row) for row in range(30)))
         assert_right(client, models / "may", "ada")
@@ -115,7 +115,7 @@ class TestSwitching:
             client.click("ada", item_id(31))
             assert_right(client, models / name, "ada")
 
-    def test_every_process_follows_and_one_that_joins_begins_with_it(
+    def test_every_process_follows_and_a_new_one_starts_with_the_active_model(
         self, begin: Callable[..., Client], command: Callable[..., tuple[int, str]]
     ) -> None:
         clients = [begin(), begin()]
@@ -151,7 +151,7 @@ class TestSwitching:
         assert "run 'LISAREC_TENANT=books lisarec activate june " in printed
         assert "run 'LISAREC_TENANT=books lisarec drop june " in printed
 
-    def test_a_tenant_that_no_service_has_served_is_pointed_out(
+    def test_an_unserved_tenant_is_reported(
         self,
         begin: Callable[..., Client],
         command: Callable[..., tuple[int, str]],
@@ -168,7 +168,7 @@ class TestSwitching:
         command("activate", "june")
         assert "LISAREC_TENANT" not in caplog.text
 
-    def test_an_answer_comes_from_one_model_as_a_whole(self, begin: Callable[..., Client], models: Path) -> None:
+    def test_a_response_comes_from_a_single_model(self, begin: Callable[..., Client], models: Path) -> None:
         client = begin()
         client.click("ada", item_id(1))
         by_name = {name: client.recommend("ada")["items"] for name in ("may", "june") if activate(client, name)}
@@ -190,7 +190,7 @@ class TestSwitching:
         finally:
             gc.enable()
 
-    def test_a_user_with_a_long_log_gets_popular_items_until_the_state_is_folded(
+    def test_users_with_long_logs_get_popular_items_until_their_state_is_folded(
         self, begin: Callable[..., Client], models: Path
     ) -> None:
         client = begin()
@@ -205,7 +205,7 @@ class TestSwitching:
 
 
 class TestRefusals:
-    def test_a_model_that_is_not_there_or_broken_changes_nothing(
+    def test_a_missing_or_broken_model_changes_nothing(
         self, begin: Callable[..., Client], command: Callable[..., tuple[int, str]], models: Path
     ) -> None:
         client = begin()
@@ -243,7 +243,7 @@ class TestRefusals:
         assert client.runner.run(client.service.store.generations.active()) is None
         assert served(client) == "may"
 
-    def test_no_link_leads_out_of_the_folder(
+    def test_links_out_of_the_models_folder_are_refused(
         self, begin: Callable[..., Client], models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         client = begin()
@@ -260,7 +260,7 @@ class TestRefusals:
         assert activate(client, "current")[0] == 200
         assert served(client) == "current"
 
-    def test_a_model_that_is_not_here_leaves_the_old_one_serving_until_it_comes(
+    def test_the_old_model_serves_until_a_missing_one_arrives(
         self,
         begin: Callable[..., Client],
         command: Callable[..., tuple[int, str]],
@@ -282,7 +282,7 @@ class TestRefusals:
         wait_until_served(client, "new")
 
     @pytest.mark.parametrize("failure", [RuntimeError("CUDA error: unspecified launch failure"), MemoryError()])
-    def test_a_model_that_cannot_be_loaded_is_refused_and_not_loaded_at_every_poll(
+    def test_a_model_that_cannot_be_loaded_is_not_retried_at_every_poll(
         self,
         begin: Callable[..., Client],
         command: Callable[..., tuple[int, str]],
@@ -308,13 +308,13 @@ class TestRefusals:
         assert (status, error["code"]) == (503, "storage_unavailable")
         assert served(client) == "may"
 
-    def test_the_call_is_only_there_for_this_machine(self, begin: Callable[..., Client]) -> None:
+    def test_activation_without_keys_is_local_only(self, begin: Callable[..., Client]) -> None:
         for host, status in (("0.0.0.0", 404), ("127.0.0.1", 200), ("localhost", 200), ("::1", 200), ("::", 404)):
             assert activate(begin(host=host), "june")[0] == status
 
 
 class TestDropping:
-    def test_what_nobody_serves_is_dropped_and_nothing_else(
+    def test_only_unserved_generations_are_dropped(
         self, begin: Callable[..., Client], command: Callable[..., tuple[int, str]], models: Path
     ) -> None:
         client = begin()
@@ -335,7 +335,7 @@ class TestDropping:
         assert activate(client, "may")[0] == 200
         assert_right(client, models / "may", "ada")
 
-    def test_a_model_trained_again_under_its_name_is_told_from_the_old_one(
+    def test_a_retrained_model_of_the_same_name_is_another_generation(
         self, begin: Callable[..., Client], command: Callable[..., tuple[int, str]], models: Path
     ) -> None:
         client = begin()
@@ -349,7 +349,7 @@ class TestDropping:
         assert client.get("/v1/model").json()["tag"] == model_directory.load(models / "june").tag != first
         assert_right(client, models / "june", "ada")
 
-    def test_a_store_that_is_not_there_is_not_made(
+    def test_a_missing_store_is_not_created(
         self, command: Callable[..., tuple[int, str]], models: Path, tmp_path: Path
     ) -> None:
         for arguments in (("rebuild", "--model", models / "june"), ("activate", "june"), ("drop", "june")):
@@ -358,7 +358,7 @@ class TestDropping:
         assert not (tmp_path / "state" / FILE_NAME).exists()
 
 
-def test_a_catalogue_that_cannot_be_rebuilt_is_not_rebuilt_at_every_poll(
+def test_a_failed_rebuild_of_the_catalogue_is_not_retried_at_every_poll(
     begin: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(switcher, "REBUILD_EVERY_S", PATIENCE_S)
@@ -376,7 +376,7 @@ def test_a_catalogue_that_cannot_be_rebuilt_is_not_rebuilt_at_every_poll(
     assert client.service.switcher.current is served_now
 
 
-def test_work_in_the_background_that_fails_is_logged_and_begins_again(
+def test_failed_background_work_is_logged_and_restarted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lifespan, "BEGIN_AGAIN_AFTER_S", 0)

@@ -1,4 +1,4 @@
-"""Models at s3://: whole and as they were published or not at all, and served on while the store is away."""
+"""Models at s3://: complete and as published or not at all, and served on while the store is away."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def copies(models: BucketModels) -> list[Path]:
 
 
 class TestCopies:
-    def test_a_model_is_what_was_published(self, models: BucketModels) -> None:
+    def test_a_model_equals_the_published_one(self, models: BucketModels) -> None:
         assert models.names() == ["june", "may"]
         for name in models.names():
             made, loaded = model_directory.load(models.work / name), models.load(name)
@@ -50,7 +50,7 @@ class TestCopies:
         with pytest.raises(NoSuchModel, match="existing models: june, may"):
             models.load("july")
 
-    def test_half_of_a_model_is_none(self, models: BucketModels) -> None:
+    def test_an_incomplete_model_is_not_found(self, models: BucketModels) -> None:
         models.folder.remove(f"may/{MANIFEST}")
         assert models.names() == ["june"]
         with pytest.raises(NoSuchModel, match="no model 'may'"):
@@ -61,20 +61,20 @@ class TestCopies:
             models.load("june")
         assert [copy.name for copy in copies(models)] == []
 
-    def test_other_bytes_than_the_manifest_names_are_refused(self, models: BucketModels) -> None:
+    def test_files_that_differ_from_the_manifest_are_refused(self, models: BucketModels) -> None:
         models.folder.add(f"may/{WEIGHTS}", b"forged")
         with pytest.raises(ArtifactError, match="differs from what was uploaded"):
             models.load("may")
         models.publish("may")
         assert models.load("may").tag == model_directory.load(models.work / "may").tag
 
-    def test_a_damaged_copy_is_made_anew(self, models: BucketModels) -> None:
+    def test_a_damaged_copy_is_downloaded_again(self, models: BucketModels) -> None:
         tag = models.load("may").tag
         (copy,) = copies(models)
         (copy / WEIGHTS).write_bytes(b"damaged")
         assert models.load("may").tag == tag
 
-    def test_a_model_published_anew_replaces_the_copy(self, models: BucketModels) -> None:
+    def test_a_republished_model_replaces_the_copy(self, models: BucketModels) -> None:
         before = models.load("may").tag
         shutil.rmtree(models.work / "may")
         write_model(models.work / "may", 7)
@@ -87,13 +87,13 @@ class TestCopies:
         publish(str(models.folder), models.work.parents[1], "july").load("july")
         assert sorted(copy.name for copy in copies(models)) == ["july", "june"]
 
-    def test_many_who_load_at_once_share_one_copy(self, models: BucketModels) -> None:
+    def test_concurrent_loads_share_one_copy(self, models: BucketModels) -> None:
         with ThreadPoolExecutor(4) as threads:
             tags = [artifact.tag for artifact in threads.map(models.load, ["may"] * 4)]
         assert len(set(tags)) == len(copies(models)) == 1
 
 
-def test_a_service_starts_on_a_model_of_a_bucket_and_goes_on_while_the_store_is_away(
+def test_a_service_survives_an_outage_of_the_bucket(
     s3_server: S3Server,
     s3: Callable[[], str],
     tmp_path: Path,

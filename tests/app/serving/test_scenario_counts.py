@@ -1,4 +1,4 @@
-"""Lists of scenarios are counted apart, and experiments compare them."""
+"""Click-through by scenario, and experiments between scenarios."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.app.support import assert_refused
 TEA = [row for row in range(ITEMS) if "tea" in categories_of(row)]
 
 
-def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) -> None:
+def test_lists_and_clicks_are_counted_by_scenario(client: Client) -> None:
     for name, settings_ in {"full": {}, "short": {"categories": ["tea"]}, "empty": {"filter": "false"}}.items():
         assert client.request("PUT", f"{URL}/{name}", json=settings_).status_code == 200
     client.runner.run(client.service.signals.sync())
@@ -46,7 +46,7 @@ def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) ->
         assert line in text
 
 
-def test_a_preview_counts_nowhere(client: Client) -> None:
+def test_a_preview_is_not_counted(client: Client) -> None:
     client.request("PUT", f"{URL}/home", json={"k": 3})
     for settings_ in ({"scenario": "home", "settings": {}}, {"settings": {"filter": "false"}}):
         for wishes in ({}, {"cursor": ""}, {"scenario": "home"}):
@@ -112,7 +112,7 @@ def test_a_removed_arm_leaves_requests_with_its_parameters_valid(shop: Shop) -> 
     assert_refused(refused, 422)
 
 
-def test_no_experiment_begins_if_an_arm_requires_what_another_does_not_declare(shop: Shop) -> None:
+def test_arms_must_declare_the_same_required_parameters(shop: Shop) -> None:
     required = {"brand": {"type": "text"}}
     shop.put("plain")
     shop.put("of-brand", params=required)
@@ -134,7 +134,7 @@ def test_no_experiment_begins_if_an_arm_requires_what_another_does_not_declare(s
     shop.first.request("DELETE", "/v1/admin/experiment")
 
 
-def test_a_process_that_starts_after_an_experiment_knows_its_lists(
+def test_a_new_process_attributes_lists_of_an_ended_experiment(
     store_url: str | None, model_dir: Path, tmp_path: Path
 ) -> None:
     settings = Settings(model_dir=model_dir, data_dir=tmp_path, redis_url=store_url)
@@ -161,7 +161,7 @@ def test_a_process_that_starts_after_an_experiment_knows_its_lists(
         later.close()
 
 
-def test_of_many_scenarios_only_some_have_series_of_their_own() -> None:
+def test_the_number_of_series_by_scenario_is_limited() -> None:
     metrics = Metrics()
     tallies: dict[Tally, float] = {("scenario-list", f"s{n}", "", "full"): 1 for n in range(3 * MAX_SCENARIO_SERIES)}
     metrics.recommendations.count_places("main", tallies)

@@ -1,4 +1,4 @@
-"""Settings that only scenarios have: a fallback fills lists that the filter leaves short; parameters are declared."""
+"""Settings that only scenarios have: a fallback for short lists, and declared parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flags(answered: Any) -> list[bool]:
 
 @given(rules, filters, filters, st.integers(1, ITEMS), st.sampled_from(["ada", "nobody"]))
 @settings(max_examples=30)
-def test_a_list_goes_on_with_what_the_fallback_allows_as_with_a_next_page(
+def test_the_fallback_continues_a_list_like_a_next_page(
     shop: Shop, spelled: Mapping[str, Any], narrow: str, wide: str, k: int, user: str
 ) -> None:
     declared = {"max": {"type": "number"}, "brands": {"type": "set"}, "sizes": {"type": "numbers"}}
@@ -67,7 +67,7 @@ def test_pages_end_where_the_fallback_ends(shop: Shop, user: str) -> None:
     assert flags(whole) == [False] * 3 + [True] * 5
 
 
-def test_everything_else_holds_of_what_fills_the_list_too(shop: Shop) -> None:
+def test_other_rules_apply_to_items_of_the_fallback(shop: Shop) -> None:
     shop.put("page", **SHORT, k=20, categories_none=["tea"], max_per={"brand": 1}, exclude_seen="all")
     found = answer(shop.first, scenario="page", filter="item.price != 0.5", exclude=["item-6"])
     assert not {"item-3", "item-4", "item-5", "item-6", "item-9"} & set(item_ids(found))
@@ -77,7 +77,7 @@ def test_everything_else_holds_of_what_fills_the_list_too(shop: Shop) -> None:
     assert found["short"] == {"reason": "filter", "left": len(allowed["items"])}
 
 
-def test_it_is_told_explained_previewed_and_counted(client: Client) -> None:
+def test_the_fallback_is_reported_explained_previewed_and_counted(client: Client) -> None:
     client.click("ada", "item-30", "item-40")
     for row in range(10):
         client.request("PUT", f"/v1/items/{item_id(row)}", json={"properties": {"price": row / 10}})
@@ -111,7 +111,7 @@ BOUNDED = {"max_price": {"type": "number", "default": 2, "min": 1, "max": 3}, "f
 
 @given(st.integers(-3, 8).map(lambda half: half / 2), st.sampled_from(["post", "get", "preview"]))
 @settings(max_examples=20)
-def test_a_parameter_is_within_its_bounds(shop: Shop, price: float, form: str) -> None:
+def test_parameters_are_bounded(shop: Shop, price: float, form: str) -> None:
     spelled = {"filter": "item.price < params.max_price && item.price >= params.floor", "k": ITEMS, "params": BOUNDED}
     shop.put("bounded", **spelled)
     wanted = {"user_id": "ada", "params": {"max_price": price}}
@@ -130,7 +130,7 @@ def test_a_parameter_is_within_its_bounds(shop: Shop, price: float, form: str) -
         assert "must have max_price, a number from 1 to 3" in response.text
 
 
-def test_a_parameter_that_nothing_names_is_refused(shop: Shop) -> None:
+def test_unused_parameters_are_refused(shop: Shop) -> None:
     shop.put("bounded", filter="item.price < params.max_price", params=BOUNDED)
     shop.put("other", params={"other_price": {"type": "number", "default": 1}})
     good: dict[str, Any] = {"user_id": "ada", "scenario": "bounded"}

@@ -1,4 +1,4 @@
-"""Scenarios over HTTP: their lists are those of the settings spelled out, and requests narrow and never widen them."""
+"""Scenarios over HTTP: lists equal those of the explicit settings, and requests may narrow but not widen them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ all_settings = st.fixed_dictionaries(
 wishes = st.fixed_dictionaries({}, optional=narrowing)
 
 
-def test_a_scenario_has_every_field_of_a_request_that_is_not_of_one_request_alone() -> None:
+def test_a_scenario_has_every_field_that_is_not_specific_to_a_request() -> None:
     of_both = RecommendationRequest.model_fields.keys() - OF_A_REQUEST
     assert ScenarioSettings.model_fields.keys() == of_both | {"fallback"}
 
 
 @given(all_settings)
 @settings(max_examples=40)
-def test_a_list_is_that_of_the_settings_spelled_out(shop: Shop, spelled: Mapping[str, Any]) -> None:
+def test_a_list_equals_that_of_the_explicit_settings(shop: Shop, spelled: Mapping[str, Any]) -> None:
     shop.put("page", **spelled, params=DECLARED)
     given_params = {name: value for name, value in PARAMS.items() if name != "sizes"}
     for client in (shop.first, shop.other):
@@ -108,7 +108,7 @@ def test_every_kind_of_request_takes_a_scenario(shop: Shop, form: str) -> None:
         assert all(int(name.removeprefix("item-")) / 10 < dearest for name in item_ids(found))
 
 
-def test_a_request_cannot_widen_and_is_told_what_is_wrong(shop: Shop) -> None:
+def test_a_request_cannot_widen_its_scenario(shop: Shop) -> None:
     shop.put("fixed", k=3, diversity=0.5, boost="item.price", pin=[], filter="item.price < params.max", params=DECLARED)
     good: dict[str, Any] = {"user_id": "ada", "scenario": "fixed", "params": {"max": 2, "brands": []}}
     assert len(answer(shop.first, **{**good, "k": 10})["items"]) == 3
@@ -174,7 +174,7 @@ def test_a_request_cannot_widen_and_is_told_what_is_wrong(shop: Shop) -> None:
         ([], ""),
     ],
 )
-def test_what_is_no_scenario_changes_nothing(shop: Shop, body: Any, field: str) -> None:
+def test_invalid_scenarios_change_nothing(shop: Shop, body: Any, field: str) -> None:
     before = shop.put("kept", k=2)
     response = shop.first.request("PUT", f"{URL}/kept", json=body)
     if SECRET not in str(body.get("filter") if isinstance(body, dict) else ""):
@@ -184,7 +184,7 @@ def test_what_is_no_scenario_changes_nothing(shop: Shop, body: Any, field: str) 
     assert shop.first.get(f"{URL}/kept").json() == before
 
 
-def test_versions_tell_who_changed_what_and_any_comes_back(shop: Shop) -> None:
+def test_versions_name_the_author_and_can_be_restored(shop: Shop) -> None:
     put = [shop.put("home", k=number, filter=f"item.price < {number}.0") for number in (3, 4, 5)]
     assert [one["version"] for one in put] == [1, 2, 3]
     assert shop.put("home", k=5, filter="item.price < 5.0") == put[-1]  # nothing changes
@@ -211,7 +211,7 @@ def test_versions_tell_who_changed_what_and_any_comes_back(shop: Shop) -> None:
     assert shop.first.request("DELETE", f"{URL}/home").json()["version"] == 7
 
 
-def test_a_version_that_names_a_deleted_property_does_not_come_back(shop: Shop) -> None:
+def test_a_version_with_a_deleted_property_cannot_be_restored(shop: Shop) -> None:
     assert shop.first.request("PUT", "/v1/admin/properties", json={"items": {"season": "text"}}).status_code == 200
     shop.put("seasonal", filter='item.season == "winter"')
     current = shop.put("seasonal", k=3)
@@ -224,7 +224,7 @@ def test_a_version_that_names_a_deleted_property_does_not_come_back(shop: Shop) 
     assert len(answer(shop.first, scenario="seasonal")["items"]) == 3
 
 
-def test_a_scenario_that_only_another_release_can_read_is_not_found(shop: Shop) -> None:
+def test_a_scenario_of_an_incompatible_release_is_not_found(shop: Shop) -> None:
     store = shop.first.service.store.scenarios
     believed = shop.first.runner.run(store.scenarios("main")).revision
     assert shop.first.runner.run(store.add("main", "later", '{"version": "later"}', believed=believed))
@@ -233,7 +233,7 @@ def test_a_scenario_that_only_another_release_can_read_is_not_found(shop: Shop) 
         assert_refused(refused, 404)
 
 
-def test_a_preview_keeps_nothing_and_is_the_list_that_would_be_served(shop: Shop) -> None:
+def test_a_preview_equals_the_served_list_and_saves_nothing(shop: Shop) -> None:
     unsaved = {"filter": "item.price < params.max", "k": 5, "params": {"max": {"type": "number"}}}
     wanted = {"user_id": "ada", "params": {"max": 3}}
     found = shop.first.post(PREVIEW, json={"settings": unsaved, "request": wanted})
@@ -251,7 +251,7 @@ def test_a_preview_keeps_nothing_and_is_the_list_that_would_be_served(shop: Shop
         assert response.json()["error"]["details"][0]["field"] == field
 
 
-def test_a_preview_changes_some_settings_of_a_kept_scenario(shop: Shop) -> None:
+def test_a_preview_may_override_settings_of_a_saved_scenario(shop: Shop) -> None:
     kept = {"filter": "item.price < params.max", "k": 5, "params": {"max": {"type": "number"}}, "boost": ["item.price"]}
     shop.put("kept", **kept)
     wanted = {"user_id": "ada", "params": {"max": 3}}
@@ -265,7 +265,7 @@ def test_a_preview_changes_some_settings_of_a_kept_scenario(shop: Shop) -> None:
     assert_refused(shop.first.post(PREVIEW, json=of_none), 404)
 
 
-def test_there_are_bounds_and_what_was_removed_gives_way(client: Client) -> None:
+def test_scenarios_and_versions_are_limited_and_removed_ones_make_room(client: Client) -> None:
     def put(name: str, **settings: Any) -> int:
         return client.request("PUT", f"{URL}/{name}", json=settings).status_code
 
@@ -285,9 +285,7 @@ def test_there_are_bounds_and_what_was_removed_gives_way(client: Client) -> None
     assert len(client.get(URL).json()["scenarios"]) == MAX_SCENARIOS
 
 
-def test_a_tenant_s_scenarios_are_that_tenant_s_alone_and_versions_name_the_key(
-    model_dir: Path, tmp_path: Path
-) -> None:
+def test_scenarios_belong_to_their_tenant_and_versions_name_the_key(model_dir: Path, tmp_path: Path) -> None:
     made = {}
     for tenant in ("shop", "books"):
         text, key = keys.make(tenant, ["admin", "recs:read"], note="Ada" if tenant == "shop" else "")
@@ -323,7 +321,7 @@ def processes(
         server.stop()
 
 
-def test_processes_follow_each_other_and_of_changes_at_once_none_is_lost(processes: tuple[Process, Process]) -> None:
+def test_processes_follow_changes_and_concurrent_ones_are_kept(processes: tuple[Process, Process]) -> None:
     one, other = (f"{process.url}{URL}" for process in processes)
     with httpx.Client() as http:
         assert http.put(f"{one}/page", json={"k": 1}).status_code == 200
@@ -345,7 +343,7 @@ def test_processes_follow_each_other_and_of_changes_at_once_none_is_lost(process
         wait_until(lambda: shown() is None)
 
 
-def test_the_command_compares_scenarios_too(
+def test_the_compare_command_compares_scenarios(
     start: Callable[..., Client], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = start(tmp_path / "state")
@@ -371,7 +369,7 @@ def test_the_command_compares_scenarios_too(
     client.close()
 
 
-def test_a_back_up_brings_scenarios_back(
+def test_a_backup_restores_scenarios(
     start: Callable[..., Client], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = start(tmp_path / "state")

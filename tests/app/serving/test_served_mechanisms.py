@@ -1,4 +1,4 @@
-"""Models whose codes were learned, behind the real service on both stores: what is served is what was trained."""
+"""Models with learned codes behind the real service on both stores: served scores equal offline scores."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def service(request: pytest.FixtureRequest, trained: MechanismNetwork, tmp_path:
     client.close()
 
 
-def test_what_is_served_is_what_was_trained(service: Client, trained: MechanismNetwork) -> None:
+def test_served_scores_equal_offline_scores(service: Client, trained: MechanismNetwork) -> None:
     service.click("ada", *map(item_id, WALK))
     of_user = service.recommend("ada", k=ITEMS, exclude_seen="none")
     history = {"history": [item_id(row) for row in WALK], "k": ITEMS, "exclude_seen": "none"}
@@ -68,7 +68,7 @@ def test_what_is_served_is_what_was_trained(service: Client, trained: MechanismN
         np.testing.assert_allclose([scores[item_id(row)] for row in range(ITEMS)], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_state_is_the_fold_of_the_log(service: Client) -> None:
+def test_states_equal_the_fold_of_the_log(service: Client) -> None:
     model = model_directory.load(service.model_dir)
     shape = model.config.model
 
@@ -85,7 +85,7 @@ def test_the_state_is_the_fold_of_the_log(service: Client) -> None:
     assert_state_is_of(WALK[:2] + WALK[3:])
 
 
-def test_scores_are_explained_and_items_have_neighbours(service: Client) -> None:
+def test_explanations_and_similar_items_work(service: Client) -> None:
     service.click("ada", *map(item_id, WALK))
     explained = service.post("/v1/recommendations", json={"user_id": "ada", "explain": True, "k": 5}).json()
     for item in explained["items"]:
@@ -106,7 +106,7 @@ def test_a_new_item_is_recommended_by_its_categories(service: Client) -> None:
     assert [item["item_id"] for item in items if "cold" in item] == ["new"]
 
 
-def test_an_item_that_was_not_learned_counts_by_its_codes(trained: MechanismNetwork) -> None:
+def test_a_cold_item_counts_by_its_codes(trained: MechanismNetwork) -> None:
     model = served_model(trained)
     history, target = np.array([1, 0, 8], np.uint8), model.target_codes[5].numpy()
     wider = model.with_cold_items(history[None], target[None], np.array([0.25]))
@@ -121,6 +121,6 @@ def test_an_item_that_was_not_learned_counts_by_its_codes(trained: MechanismNetw
         assert wider.read(histogram, torch.tensor([ITEMS]), torch.tensor([[ITEMS]])).isfinite().all()
 
 
-def test_soft_codes_have_a_block_that_reads_them() -> None:
+def test_soft_codes_are_read_by_their_block() -> None:
     with pytest.raises(ValidationError, match="post-norm block alone"):
         ModelConfig(soft=True)

@@ -1,4 +1,4 @@
-"""The law of `model` and `storage` together: a service's steps, one event at a time, are the model's parallel form."""
+"""`model` and `storage` together: stored steps, one event at a time, equal the model's parallel form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage.state.layout import ITEM_RING
 ITEMS = 50
 
 
-def test_both_know_as_many_recent_items_and_the_same_range_of_weights() -> None:
+def test_model_and_storage_share_their_limits() -> None:
     assert RECENT_ITEMS == ITEM_RING
     assert WEIGHT_RANGE == WEIGHT_RANGE_OF_STATES
 

@@ -1,4 +1,4 @@
-"""A property that got a wrong type is taken back over HTTP, and is free for another one in every process."""
+"""A property of a wrong type is removed over HTTP, and its name is free in every process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask(client: Client, text: str) -> httpx.Response:
     return client.post("/v1/recommendations", json={"user_id": "ada", **FILTERED, "filter": text})
 
 
-def test_a_wrong_type_is_taken_back_and_the_name_has_another_one(shop: Shop) -> None:
+def test_a_removed_property_may_get_another_type(shop: Shop) -> None:
     first, other = shop
     for number in range(3):
         assert put(first, number, f"{number}0").status_code == 200

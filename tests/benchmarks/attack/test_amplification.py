@@ -1,4 +1,4 @@
-"""No call costs much more processor time than it is charged for; the benchmark in short."""
+"""The amplification benchmark, shortened: no call takes much more processor time than it is charged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.benchmarks.support import require_servers
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_every_call_costs_what_it_is_charged_for(
+def test_every_call_takes_the_processor_time_it_is_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store
 ) -> None:
     """The longest log is read; those that are corrected are shorter, since each is corrected once."""
@@ -45,7 +45,7 @@ def test_every_call_costs_what_it_is_charged_for(
     assert re.search(r"\| `DELETE /v1/users/{user_id}` *\| erase *\| ", printed)
 
 
-def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
+def test_a_call_that_costs_more_or_is_not_measured_fails_the_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(amplification, "AGAIN", 0)
@@ -64,7 +64,7 @@ def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
     assert "no call measures POST /v1/events" not in printed
 
 
-def test_no_endpoint_is_without_a_call_and_one_that_were_would_be_named() -> None:
+def test_every_endpoint_has_a_call_and_a_missing_one_is_named() -> None:
     ids, paths = [item_id(number) for number in range(100)], create_app(Settings()).openapi()["paths"]
     calls = [*costly_calls.recommendations(ids, ["tea"]), *costly_calls.other_reads(ids, ["tea"])]
     calls += [*costly_calls.writes(ids), *costly_calls.corrections(1), *costly_calls.operations()]

@@ -1,4 +1,4 @@
-"""The chaos run in short, and that its judgement notices what it is there for."""
+"""The chaos run, shortened, and that its verdict detects faults."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def _folded_from_something_else(story: Story) -> None:
         (_gone_with_a_loss_although_archived, {"lost": 1}),
     ],
 )
-def test_the_judgement_finds_each_fault(tell: Telling, expected: dict[str, int], tmp_path: Path) -> None:
+def test_the_verdict_detects_each_fault(tell: Telling, expected: dict[str, int], tmp_path: Path) -> None:
     async def law() -> dict[str, int]:
         store = await SQLiteStore.open(tmp_path, [GENERATION])
         try:
@@ -219,7 +219,7 @@ KINDS: Mapping[ChaosStore, Sequence[str]] = {
 
 
 @pytest.mark.parametrize("store", KINDS)
-def test_everything_happens_and_nothing_acknowledged_is_lost_doubled_or_wrong(
+def test_chaos_loses_and_duplicates_no_acknowledged_event(
     store: ChaosStore, models: list[Path], tmp_path: Path
 ) -> None:
     require_servers()
@@ -232,7 +232,7 @@ def test_everything_happens_and_nothing_acknowledged_is_lost_doubled_or_wrong(
         assert report.verdict.restored > 0  # what the archive had of an accepted loss
 
 
-def test_whoever_opens_the_file_while_it_is_replaced_leaves_its_log_in_place(tmp_path: Path) -> None:
+def test_opening_the_database_during_its_replacement_keeps_the_wal(tmp_path: Path) -> None:
     """The reproduction: a copy was made meanwhile, began another log, and the services never were ready again."""
     environment = ChaosEnvironment("sqlite", [], tmp_path)
     environment.create_data()
@@ -260,7 +260,7 @@ def test_whoever_opens_the_file_while_it_is_replaced_leaves_its_log_in_place(tmp
         assert {part.name: part.stat().st_ino for part in environment.data.iterdir()} == before
 
 
-def test_what_others_prevented_all_the_time_is_tried_again_when_nothing_else_goes_on(
+def test_disruptions_that_never_succeeded_are_retried_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reproduction: in twenty minutes on Redis no `repair` ended before a disruption, and none came later."""
@@ -290,9 +290,7 @@ def test_what_others_prevented_all_the_time_is_tried_again_when_nothing_else_goe
     assert asyncio.run(law()) == {"store repaired": 1}
 
 
-def test_a_rebuild_that_ends_before_it_is_killed_is_killed_earlier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rebuild_that_ends_before_its_kill_is_killed_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reproduction: on a quick machine five rebuilds of five had ended before."""
 
     async def rebuild(_: Operator, *_arguments: str, killed_after_s: float) -> bool | None:
@@ -309,7 +307,7 @@ def test_a_rebuild_that_ends_before_it_is_killed_is_killed_earlier(
     assert run.injected == {"rebuild killed": 1}
 
 
-def test_nothing_is_given_up_while_the_service_is_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_are_retried_while_the_service_is_disrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reproduction: on a busy machine one disruption followed the other for longer than 90 s."""
     monkeypatch.setattr(workload, "CLIENTS", 1)
     monkeypatch.setattr(workload, "GIVE_UP_S", 0.01)
@@ -320,9 +318,9 @@ def test_nothing_is_given_up_while_the_service_is_disturbed(monkeypatch: pytest.
     assert clients.record.operations[0].attempts > 20
 
 
-class TestTheRunNotices:
+class TestTheRunDetects:
     @pytest.mark.parametrize(("store", "lost"), [("sqlite", set()), ("redis", {"lost"})])
-    def test_that_a_store_is_trusted_whatever_it_lacks(
+    def test_a_missing_data_loss_check(
         self, store: ChaosStore, lost: set[str], models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What is written to SQLite's file while it is away comes back with it."""
@@ -334,14 +332,12 @@ class TestTheRunNotices:
         assert faults.keys() >= {"not refused", "did not happen"} | lost
 
     @pytest.mark.parametrize("store", ["sqlite", "redis"])
-    def test_that_the_guard_against_duplicates_is_off(
-        self, store: ChaosStore, models: list[Path], tmp_path: Path
-    ) -> None:
+    def test_disabled_deduplication(self, store: ChaosStore, models: list[Path], tmp_path: Path) -> None:
         require_servers()
         run = ChaosSettings(models, store, 3.0, 3, tmp_path, ["app killed"], weakness="without-guard")
         assert "doubled" in asyncio.run(chaos(run)).all_faults()
 
-    def test_what_nobody_waited_for_when_a_replica_takes_over(self, models: list[Path], tmp_path: Path) -> None:
+    def test_unreplicated_writes_lost_in_a_failover(self, models: list[Path], tmp_path: Path) -> None:
         """Services refuse the replica, which lacks what they acknowledged, until an operator accepts that."""
         require_servers()
         run = ChaosSettings(models, "cluster", 0.0, 3, tmp_path, ["lagging replica took over"], replicas=0)

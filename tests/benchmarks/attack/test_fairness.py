@@ -1,4 +1,4 @@
-"""The fairness benchmark in short: it makes every attack, on both stores, and notices an unfair service."""
+"""The fairness benchmark, shortened: every attack on both stores; an unfair service is detected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAIR = Fairness(
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_every_attack_is_made_while_the_plain_user_waits_for_little_of_its_work(
+def test_attacks_delay_a_plain_user_only_little(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_servers()
@@ -45,7 +45,7 @@ def test_every_attack_is_made_while_the_plain_user_waits_for_little_of_its_work(
     }
 
 
-def test_the_bodies_of_all_attacks_are_below_the_size_limit_at_every_turn() -> None:
+def test_attack_bodies_stay_below_the_size_limit() -> None:
     found = attacks([item_id(number) for number in range(MAX_ITEMS)], ["tea"])
     calls = [call for attack in found for call in attack.calls(LAST_TURN)]
     for call in calls:
@@ -53,7 +53,7 @@ def test_the_bodies_of_all_attacks_are_below_the_size_limit_at_every_turn() -> N
         assert len(body) <= Settings().max_body_bytes, call.name
 
 
-def test_a_plain_user_who_waits_too_long_fails_the_benchmark(
+def test_a_long_delay_of_the_plain_user_fails_the_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last test of this file tells what breaks each law."""
@@ -66,7 +66,7 @@ def test_a_plain_user_who_waits_too_long_fails_the_benchmark(
     assert "waits too long, waits too long afterwards, waits for too much work" in printed
 
 
-def test_an_attack_that_is_refused_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_attack_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attacked_service, "LONG_LOG", 0)
     wrong = Attack("wrong", lambda _: [Call("", "GET", "/v1/nothing")])
     monkeypatch.setattr(fairness, "attacks", lambda *_: [wrong])
@@ -91,5 +91,5 @@ def test_an_attack_that_is_refused_is_none(tmp_path: Path, monkeypatch: pytest.M
         ),
     ],
 )
-def test_the_median_of_the_rounds_has_to_be_fair(found: Fairness, broken: list[str]) -> None:
+def test_the_median_of_the_rounds_decides(found: Fairness, broken: list[str]) -> None:
     assert found.broken() == broken

@@ -1,4 +1,4 @@
-"""The judgement of list operations in the chaos run, and the file in which an independent checker finds them."""
+"""Judging list operations of the chaos run, and their export for the checker Elle."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def read_history(path: Path) -> list[Operation]:
 class TestListHistories:
     @given(histories())
     @settings(max_examples=300)
-    def test_a_history_has_a_fault_where_no_order_explains_it(self, operations: list[Operation]) -> None:
+    def test_a_history_without_a_valid_order_is_a_fault(self, operations: list[Operation]) -> None:
         assert (not list(violations(operations))) is is_linearizable(operations)
 
     @given(histories())
     @settings(max_examples=300)
-    def test_the_file_for_elle_holds_all_that_decides(
+    def test_the_file_for_elle_is_complete(
         self, tmp_path_factory: pytest.TempPathFactory, operations: list[Operation]
     ) -> None:
         """An independent reader of EDN reads it, and its order alone leads to the same judgement."""
@@ -114,7 +114,7 @@ class TestListHistories:
         assert is_linearizable(read) is is_linearizable(operations)
         assert (not list(violations(read))) is is_linearizable(read)
 
-    def test_elle_reads_invocations_and_completions_in_the_order_of_time(self, tmp_path: Path) -> None:
+    def test_the_file_for_elle_is_in_order_of_time(self, tmp_path: Path) -> None:
         append = Operation("append", -1, "list-1-0", 1.0, ["a", "b"], attempts=1)
         append.end("done", 3.0)
         read = Operation("read", -1, "list-1-0", 2.0, ["a"], attempts=1)

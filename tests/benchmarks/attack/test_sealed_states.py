@@ -1,4 +1,4 @@
-"""The benchmark of states that visitors keep, in short."""
+"""The benchmark of sealed states, shortened."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from benchmarks.attack import sealed_states
 from tests.app.conftest import write_model
 
 
-def test_wrong_states_are_refused_and_a_right_one_gives_the_list_of_a_user(
+def test_forged_states_are_refused_and_valid_ones_give_the_list_of_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealed_states, "TIMED", 3)

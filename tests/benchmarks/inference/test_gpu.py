@@ -1,4 +1,4 @@
-"""The visit to a GPU in short: on one where there is one, else by Triton's interpreter."""
+"""The GPU benchmark, shortened: on a GPU, or on Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return {stage["stage"]: stage["rows"] for stage in summary["stages"]}
 
 
-def test_the_interpreter_shows_that_answers_are_right(rehearsal: Rows) -> None:
+def test_the_interpreter_verifies_results(rehearsal: Rows) -> None:
     assert [row["holds"] for row in rehearsal["correctness"]] == [True] * (3 + 2 + 2)
 
 
@@ -86,7 +86,7 @@ def test_captured_batches_are_timed(rehearsal: Rows) -> None:
         assert min(row["queries_per_s"], row["queries_per_s_of_two_callers"]) > 0
 
 
-def test_the_scan_is_a_share_of_the_bandwidth(rehearsal: Rows) -> None:
+def test_the_scan_is_reported_as_a_share_of_the_bandwidth(rehearsal: Rows) -> None:
     shares = [row for row in rehearsal["scan_bandwidth"] if "share_of_copy" in row]
     assert [row["measured"] for row in shares] == [f"20,000 items, batch of 1, k {k}" for k in (1, 10)]
     assert all(row["share_of_copy"] > 0 and row["bytes"] == 20_000 * 12.125 for row in shares)
@@ -110,7 +110,7 @@ def test_trainings_are_timed_in_both_precisions(rehearsal: Rows) -> None:
     assert single["products"] == "torch.float32"
 
 
-def test_data_that_is_not_there_is_named(options: StageOptions, recorder: StageRecorder, tmp_path: Path) -> None:
+def test_missing_data_are_named(options: StageOptions, recorder: StageRecorder, tmp_path: Path) -> None:
     training.measure(replace(options, is_quick=False), recorder)
     training.measure(replace(options, is_quick=False, data=tmp_path), recorder)
     no_data, *absent = [row["skipped"] for row in recorder.result.rows]
@@ -120,12 +120,12 @@ def test_data_that_is_not_there_is_named(options: StageOptions, recorder: StageR
     ]
 
 
-def test_an_item_takes_as_many_bytes_as_the_documents_say() -> None:
+def test_bytes_per_item_equal_the_documentation() -> None:
     model = synthetic_model.untrained(1_000, "cpu", ModelConfig())
     assert captured.resident_bytes(model) == 156 * 1_000
 
 
-def test_without_a_device_and_quick_nothing_was_measured(tmp_path: Path) -> None:
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.inference.gpu.run", "--out", str(tmp_path), "--stage", "training"]
     without_a_device = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(command, cwd=ROOT, env=without_a_device, capture_output=True, text=True)
@@ -133,7 +133,7 @@ def test_without_a_device_and_quick_nothing_was_measured(tmp_path: Path) -> None
     assert json.loads((tmp_path / "summary.json").read_text())["stages"] == []
 
 
-def test_a_stage_that_fails_does_not_stop_the_others(options: StageOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_stage_does_not_stop_the_others(options: StageOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "STAGES", {"absent": 0.5, "correctness": 0.5})
     absent, good = run.run_stages(replace(options, items=(1_000,)), ["absent", "correctness"])
     assert (absent.status, absent.is_good) == (FAILED, False)
@@ -141,13 +141,13 @@ def test_a_stage_that_fails_does_not_stop_the_others(options: StageOptions, monk
     assert (good.status, good.is_good) == (DONE, True)
 
 
-def test_stages_for_which_no_time_is_left_are_skipped_and_named(options: StageOptions) -> None:
+def test_stages_without_time_left_are_skipped_and_named(options: StageOptions) -> None:
     results = run.run_stages(replace(options, seconds=1), ["captured", "serving"])
     assert [(result.status, result.reason) for result in results] == [(SKIPPED, "the time was up")] * 2
     assert read_result(options.out, "serving").status == SKIPPED
 
 
-def test_a_result_stands_there_after_every_row(options: StageOptions, recorder: StageRecorder) -> None:
+def test_results_are_saved_after_every_row(options: StageOptions, recorder: StageRecorder) -> None:
     recorder.add("a law", holds=True)
     found = read_result(options.out, "some")
     assert (found.status, found.rows, found.is_good) == (RUNNING, [{"measured": "a law", "holds": True}], True)
@@ -162,7 +162,7 @@ def test_options_reach_the_process_of_a_stage(options: StageOptions) -> None:
         assert StageOptions.from_json(given.to_json()) == given
 
 
-def test_the_bandwidth_of_a_name_is_that_of_the_longest_one_in_it() -> None:
+def test_the_longest_matching_device_name_gives_the_bandwidth() -> None:
     assert published_bandwidth("NVIDIA H200") == 4.8e12
     assert published_bandwidth("NVIDIA H100 80GB HBM3") == 3.35e12
     assert published_bandwidth("NVIDIA L40S") == 0.864e12
@@ -170,14 +170,14 @@ def test_the_bandwidth_of_a_name_is_that_of_the_longest_one_in_it() -> None:
     assert all(published_bandwidth(name) == bandwidth for name, bandwidth in PUBLISHED_BANDWIDTH.items())
 
 
-def test_a_scan_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_scan_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert correctness.scan_equals_brute_force(11_000, DEVICE)
     find = TritonScan.top_k
     monkeypatch.setattr(TritonScan, "top_k", lambda self, *asked: tuple(part[:, ::-1] for part in find(self, *asked)))
     assert not correctness.scan_equals_brute_force(11_000, DEVICE)
 
 
-def test_a_training_whose_time_is_up_is_said_to_be_cut(
+def test_a_training_out_of_time_is_reported_as_truncated(
     options: StageOptions, recorder: StageRecorder, tmp_path: Path
 ) -> None:
     (data := tmp_path / "shop").mkdir()
@@ -187,7 +187,7 @@ def test_a_training_whose_time_is_up_is_said_to_be_cut(
     assert (row["is_whole"], row["epochs"], row["events_per_s"]) == (False, 0, None)
 
 
-def test_the_time_to_the_quality_of_a_cpu_is_that_of_the_first_epoch_that_reaches_it() -> None:
+def test_time_to_cpu_quality_ends_at_the_first_epoch_that_reaches_it() -> None:
     progress = training.TimedProgress(seconds=1_000)
     for epoch, ndcg_at_10 in enumerate([0.15, 0.196, 0.199]):
         progress.epoch(EpochReport(epoch, 1.0, ndcg_at_10, 0.3, 1.0))
@@ -197,7 +197,7 @@ def test_the_time_to_the_quality_of_a_cpu_is_that_of_the_first_epoch_that_reache
     assert training.seconds_to_quality(progress, None) is None
 
 
-def test_the_rate_of_a_training_that_is_cut_is_that_between_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_of_a_truncated_training_is_taken_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = [100.0]
     monkeypatch.setattr("benchmarks.inference.gpu.training.time.monotonic", lambda: clock_s[0])
     progress = training.TimedProgress(seconds=50)
@@ -211,7 +211,7 @@ def test_the_rate_of_a_training_that_is_cut_is_that_between_its_batches(monkeypa
     assert progress.epochs_per_s == 1.75 / 41
 
 
-def test_the_mean_of_a_batch_is_that_of_the_time_between_two_scrapes() -> None:
+def test_the_mean_batch_is_taken_between_two_scrapes() -> None:
     spent = {
         "lisarec_batch_queries_sum": 12.0,
         "lisarec_batch_queries_count": 4.0,

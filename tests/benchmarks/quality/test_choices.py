@@ -1,4 +1,4 @@
-"""The comparison of settings on validation, in short."""
+"""The comparison of settings on validation, shortened."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.model.conftest import shop_rows, write_rows
 
 
 @pytest.mark.parametrize(("patience", "kept"), [(1, 1), (2, 3), (3, 6), (9, 6)])
-def test_an_epoch_is_kept_as_a_training_keeps_it(patience: int, kept: int) -> None:
+def test_the_kept_epoch_equals_that_of_a_training(patience: int, kept: int) -> None:
     quality = [0.1, 0.3, 0.2, 0.4, 0.3, 0.3, 0.4]
     trial = choices.LiftTrial({}, {}, [])
     assert choices.Run(7.0, 0.2, quality, {}, {}, trial).kept(patience) == kept
@@ -63,12 +63,12 @@ def test_variants_are_trained_once_and_compared_user_by_user(tmp_path: Path, cap
         ("lisa-mini,thrice", "no part 'thrice'"),
     ],
 )
-def test_what_is_no_variant_is_refused(text: str, message: str) -> None:
+def test_unknown_variants_are_refused(text: str, message: str) -> None:
     with pytest.raises(typer.BadParameter, match=message):
         Variant.of(text)
 
 
-def test_a_student_s_targets_are_the_quantised_vectors_of_its_teacher(tmp_path: Path) -> None:
+def test_targets_of_a_student_are_quantised_vectors_of_its_teacher(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "shop", shop_rows()[:600])
     student = Variant.of("lisa-mini,epochs=1,taught")
     with pytest.raises(typer.BadParameter, match="train the variant lisa-recent,free first"):
@@ -87,7 +87,7 @@ def test_a_student_s_targets_are_the_quantised_vectors_of_its_teacher(tmp_path: 
     assert len(set(first.tolist())) == len(set(vector_of))
 
 
-def test_a_gate_of_the_residual_starts_as_nearly_none() -> None:
+def test_a_residual_gate_starts_nearly_open() -> None:
     shape, _ = Variant.of("lisa-mini").settings()
     gated, hidden = GatedResidual(shape).eval(), torch.randn(3, shape.width)
     torch.nn.init.zeros_(gated.gate.weight)
@@ -95,7 +95,7 @@ def test_a_gate_of_the_residual_starts_as_nearly_none() -> None:
     torch.testing.assert_close(gated(hidden), FeedForward.forward(gated, hidden))
 
 
-def test_parts_replace_the_model_s_own_while_it_is_made() -> None:
+def test_parts_replace_the_model_s_own_during_construction() -> None:
     codes = torch.zeros((5, 8), dtype=torch.uint8)
     variant = Variant.of("lisa-recent,gated,twice")
     shape, _ = variant.settings()

@@ -1,4 +1,4 @@
-"""The measurement of codes by content, in short."""
+"""The benchmark of codes from content, shortened."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_titles_tell_who_wants_an_item(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_codes_from_titles_find_interested_users(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content.main(data, tmp_path / "tenth", epochs=2)
     chosen = " ".join(capsys.readouterr().out.split())
     assert "seen rule none, ties against the method, seed 0" in chosen
@@ -52,7 +54,7 @@ def test_titles_tell_who_wants_an_item(data: Path, tmp_path: Path, capsys: pytes
     assert by_titles.mean() < by_categories.mean()
 
 
-def test_ranks_are_those_of_the_engine_with_the_new_items(data: Path, tmp_path: Path) -> None:
+def test_ranks_equal_those_of_the_engine_with_cold_items(data: Path, tmp_path: Path) -> None:
     world = questions.prepare(data, tmp_path / "tenth", 1)
     engine = Engine(world.trained)
     sample = sample_audience(world.trained, engine)

@@ -1,4 +1,4 @@
-"""Trainings that are killed, in short, and one that comes to another model after it."""
+"""Killed trainings, shortened; and detection of a different model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for name in sys.argv[3:]:
 """
 
 
-def test_trainings_that_are_killed_come_to_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_trainings_give_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_rows(tmp_path / "shop", shop_rows()[:600])
     kills.main(alone=1, together=1, torchrun=0, data=data, epochs=2)
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
@@ -77,7 +77,7 @@ class CountingWay(kills.Way):
 
 
 @pytest.mark.parametrize("difference", ["", "x"])
-def test_another_model_is_noticed(tmp_path: Path, difference: str) -> None:
+def test_a_different_model_is_detected(tmp_path: Path, difference: str) -> None:
     way = CountingWay(folder=tmp_path, difference=difference)
     outcome = kills.disturb(way, 3, random.Random(0))
     assert outcome.kills == 3

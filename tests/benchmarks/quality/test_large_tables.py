@@ -1,4 +1,4 @@
-"""Large tables keep the statistics of the real one; and a measured training tells of its phases."""
+"""Synthetic large tables keep the statistics of the real one; measured trainings report their phases."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_large_table_is_like_the_real_one(
     assert one.likeness_of_pairs(other) > 0.8
 
 
-def test_nobody_repeats_an_item_where_nobody_did(tmp_path: Path) -> None:
+def test_repeats_appear_only_if_the_real_table_has_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     histories = [rng.permutation(20)[: user % 9 + 2] for user in range(30)]
     rows = [(f"u{user}", f"i{item}", n) for user, own in enumerate(histories) for n, item in enumerate(own)]
@@ -59,7 +59,7 @@ def test_nobody_repeats_an_item_where_nobody_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "said"), [(None, "no limit"), (2 * GIB, "limit 2,048 MiB")])
-def test_a_measured_training_tells_of_its_phases(
+def test_a_measured_training_reports_its_phases(
     shop: Path, capsys: pytest.CaptureFixture[str], limit: int | None, said: str
 ) -> None:
     memory.main(shop, memory=limit, share=0.001)
@@ -71,7 +71,7 @@ def test_a_measured_training_tells_of_its_phases(
     assert [path.name for path in shop.parent.iterdir()] == ["shop"]
 
 
-def test_a_whole_training_is_measured_too(shop: Path, tmp_path: Path) -> None:
+def test_a_whole_training_is_measured(shop: Path, tmp_path: Path) -> None:
     found: Any = memory.TrainingRun(str(shop), "loo_full", 1, 2.0, None).measure(tmp_path / "model")
     assert found["ndcg_at_10"] > 0
     assert found["phases"][-1]["name"] == "writing the model"

@@ -1,4 +1,4 @@
-"""The comparison of ways to train with less work, in short."""
+"""The comparison of cheaper trainings, shortened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of lifts of a trained model, in short."""
+"""The comparison of lifts of a trained model, shortened."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from model.training.train import train
 from tests.model.conftest import Silent, shop_rows, tiny_config, write_rows
 
 
-def test_every_lift_of_a_model_is_judged_as_its_training_judged_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lifts_are_scored_as_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_rows(tmp_path / "shop", shop_rows()[:600])
     made = train(data, tmp_path / "model", tiny_config(epochs=1), progress=Silent())
     lifts.main(tmp_path / "model", data)

@@ -1,4 +1,4 @@
-"""The measurement of what an objective trades, in short."""
+"""The benchmark of objectives, shortened."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def raw(data: Path) -> Path:
     return data
 
 
-def test_lists_gain_value_and_strength_0_is_the_plain_evaluation(
+def test_objectives_gain_value_and_strength_0_equals_the_evaluation(
     data: Path, raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split="temporal")})

@@ -1,4 +1,4 @@
-"""The measurement of what to buy again, in short."""
+"""The benchmark of repeat purchases, shortened."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_what_is_due_is_found_sooner_than_what_is_frequent(
+def test_due_items_rank_better_than_frequent_ones(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeat, "K", 3)
@@ -47,7 +47,7 @@ def test_what_is_due_is_found_sooner_than_what_is_frequent(
     assert found["repeat"].hit.mean() > found["recency"].hit.mean()
 
 
-def test_questions_are_orders_with_what_was_bought_before(data: Path) -> None:
+def test_test_orders_contain_repeat_purchases(data: Path) -> None:
     bought = repeat.Bought.of(read_interactions(data), read_items(data))
     begin_us, end_us = 300 * DAY_S * 1e6, 350 * DAY_S * 1e6
     questions = repeat.questions_of(bought, begin_us, end_us, 1_000, 0)

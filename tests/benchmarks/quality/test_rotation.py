@@ -1,4 +1,4 @@
-"""The simulation of rotation, in short."""
+"""The simulation of rotation, shortened."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from model.artifact import model_directory
 from tests.app.conftest import ITEMS, item_id, write_model
 
 
-def test_a_shop_of_few_wanted_items_is_searched_sooner_with_rotation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rotation_finds_rare_wanted_items_sooner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Scores are by chance here, so what is wanted is anywhere in the list; who sees it all finds it all."""
     model = write_model(tmp_path / "tiny")
     draw = np.random.default_rng(0)
@@ -31,7 +29,7 @@ def test_a_shop_of_few_wanted_items_is_searched_sooner_with_rotation(
     assert "test, 6 users" in printed
 
 
-def test_an_interval_holds_the_mean_of_what_was_drawn() -> None:
+def test_an_interval_contains_the_sample_mean() -> None:
     values = np.random.default_rng(0).normal(3.0, 1.0, 400)
     low, high = rotation.interval_95(values)
     assert low < values.mean() < high

@@ -1,4 +1,4 @@
-"""The preparation of a round's data, measured in short."""
+"""The benchmark of preparing a round's data, shortened."""
 
 from __future__ import annotations
 

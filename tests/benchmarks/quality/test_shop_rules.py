@@ -1,4 +1,4 @@
-"""The cost of a shop's rules in short: every recipe is served, and its lists keep the rule."""
+"""The cost of a shop's rules, shortened: every recipe is served, and its lists follow the rule."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def raw(trial: Trial, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_every_list_keeps_its_rule(
+def test_every_list_follows_its_rule(
     data: Path, model: Path, trial: Trial, raw: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop = shops.described(raw, trial.interactions, trial.parts)
@@ -110,7 +110,7 @@ def bought_lately(interactions: Interactions, asker: shop_rules.Asker) -> set[st
     }
 
 
-def test_the_raw_tables_say_what_training_knows(trial: Trial, raw: Path) -> None:
+def test_properties_come_from_raw_lines_of_the_training_part(trial: Trial, raw: Path) -> None:
     interactions, parts = trial.interactions, trial.parts
     shop = shops.described(raw, interactions, parts)
     learned = set(interactions.item[parts.train].tolist())
@@ -133,7 +133,7 @@ def test_raw_lines_of_another_table_are_refused(trial: Trial, raw: Path, tmp_pat
         shops.described(tmp_path, trial.interactions, trial.parts)
 
 
-def test_prices_stand_in_for_those_by_chance(data: Path, trial: Trial, tmp_path: Path) -> None:
+def test_raw_prices_replace_random_ones(data: Path, trial: Trial, tmp_path: Path) -> None:
     first, *_ = trial.interactions.item_ids
     (tmp_path / "lines.csv").write_text(f"InvoiceNo,StockCode,UnitPrice\n1,{first},2.5\n2,{first},4.5\n3,{first},0\n")
     shop = shops.drawn(data, trial.interactions, trial.parts, tmp_path / "lines.csv")

@@ -1,4 +1,4 @@
-"""The measurement of complements, in short."""
+"""The benchmark of complements, shortened."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("kits"), sorted(rows, key=lambda row: row[0]))
 
 
-def test_what_is_bought_together_is_found_sooner(
+def test_complements_rank_better_than_popular_items(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(together, "K", 2)
@@ -42,7 +42,7 @@ def test_what_is_bought_together_is_found_sooner(
     assert found["complements"].mean() > found["popularity"].mean() + 0.1
 
 
-def test_the_service_is_asked_too(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_of_the_service_are_compared(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split="temporal")})
     train.train(data, tmp_path / "kits", config, progress=Silent())
     together.main(data, model=tmp_path / "kits", most=30)

@@ -1,4 +1,4 @@
-"""The SASRec of the comparison with what a user would otherwise write, and the recall of an index."""
+"""The SASRec service of the comparison, and the recall of an approximate index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.service.comparison.sasrec import WINDOW, Block, with_random_weig
 ITEMS = 100
 
 
-def test_a_query_is_that_of_its_own_items_alone() -> None:
+def test_queries_of_a_batch_are_independent() -> None:
     vectors = torch.randn(ITEMS, 8)
     model, rows = with_random_weights(vectors), torch.randint(ITEMS, (3, WINDOW))
     queries = model(rows)
@@ -23,7 +23,7 @@ def test_a_query_is_that_of_its_own_items_alone() -> None:
         assert not torch.isclose(model(others), queries).all(dim=1).any()
 
 
-def test_no_position_looks_at_later_ones() -> None:
+def test_attention_is_causal() -> None:
     block, inputs = Block(8), torch.randn(1, WINDOW, 8)
     shorter = block(inputs[:, :7])
     torch.testing.assert_close(block(inputs)[:, :7], shorter)

@@ -1,4 +1,4 @@
-"""A plain event and a plain recommendation pass through few files."""
+"""An event and a recommendation pass through a limited number of files."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def test_no_walk_is_longer_than_its_limit_and_the_documented_steps_are_walked(tm
     assert [file for file in documented - NOT_WALKED if file not in done.stdout] == []
 
 
-def test_a_walk_goes_back_to_files_that_it_has_left() -> None:
+def test_returns_to_earlier_files_are_counted() -> None:
     walk = [Call(file, f"function-{number}") for number, file in enumerate("aabacba")]
     assert length(walk) == Length(files=3, returns=3)
 
 
 @pytest.mark.parametrize("limit", [Length(1, 9), Length(9, 0)])
-def test_a_longer_one_fails_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: Length) -> None:
+def test_a_walk_beyond_its_limit_fails_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: Length
+) -> None:
     async def walks(*_: Path) -> dict[str, list[Call]]:
         return {"event": [Call(file, "function") for file in "aba"]}
 
