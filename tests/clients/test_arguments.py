@@ -1,4 +1,4 @@
-"""What a client could never work with is refused when it is made, not hidden behind its fallback."""
+"""Arguments that can never work are refused when the client is created, not hidden by its fallback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.waiting import PATIENCE_S
     ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_what_could_never_work_is_refused_when_the_client_is_made(
+def test_invalid_settings_are_refused_at_construction(
     kind: type[Client | AsyncClient], arguments: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)) as refused:
@@ -48,7 +48,7 @@ def test_what_could_never_work_is_refused_when_the_client_is_made(
     assert "cret" not in str(refused.value)
 
 
-def test_addresses_with_a_path_or_a_port_are_taken() -> None:
+def test_urls_with_a_path_or_a_port_are_accepted() -> None:
     for url in (
         "http://127.0.0.1:8000",
         "https://recs.shop.example/",
@@ -58,18 +58,18 @@ def test_addresses_with_a_path_or_a_port_are_taken() -> None:
         Client(url, "lisarec_key").close()
 
 
-def test_an_id_that_is_a_number_is_refused_as_no_text() -> None:
+def test_numeric_ids_are_refused() -> None:
     with Client("https://recs.shop.example") as client, pytest.raises(ValueError, match="item_id must be a text"):
         client.event("ann", 42)  # type: ignore[arg-type]
 
 
-def test_recommended_items_in_place_of_their_ids_are_refused_in_an_order() -> None:
+def test_recommended_items_instead_of_ids_are_refused_in_an_order() -> None:
     with Client("https://recs.shop.example") as client, pytest.raises(ValueError, match="item_id must be a text"):
         client.order("ann", "o-1", [{"item_id": "item-1", "score": 0.5}])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("odd", ODD_IDS)
-def test_users_items_and_events_may_have_any_ids(service: Service, connect: Connect, odd: str) -> None:
+def test_users_items_and_events_may_have_unusual_ids(service: Service, connect: Connect, odd: str) -> None:
     client, visitor = connect(), odd[::-1] + odd[:2]
     visitor = visitor[:128] if visitor[:128] != odd else "visitor"
     assert client.event(odd, odd, event_id=odd) == odd

@@ -1,4 +1,4 @@
-"""What the Python client says of calls that fail, and how soon; and clients that close or whose process forks."""
+"""Failures of calls of the Python client: messages and timing; closing, and forked processes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class NoService(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def test_an_error_says_which_part_of_the_request_is_wrong(connect: Connect) -> None:
+def test_an_error_names_the_invalid_part_of_the_request(connect: Connect) -> None:
     events = [{"event_id": str(n), "user_id": "ann", "item_id": "no\nid" if n % 2 else "item-1"} for n in range(10)]
     with pytest.raises(LisarecError) as refused:
         connect().call("POST", "/v1/events", events)
@@ -89,7 +89,7 @@ def test_an_error_says_which_part_of_the_request_is_wrong(connect: Connect) -> N
     assert "; ".join(["", *said, "and 2 more"]) in str(refused.value)
 
 
-def test_calls_fail_at_once_where_there_is_no_service(
+def test_calls_fail_fast_without_a_service(
     connect: Connect, serve_http: Callable[[type[BaseHTTPRequestHandler]], str]
 ) -> None:
     elsewhere = serve_http(NoService)
@@ -105,7 +105,7 @@ def test_calls_fail_at_once_where_there_is_no_service(
         assert time.monotonic() - begin_s < responses.RETRY_FOR_S
 
 
-def test_the_address_and_the_key_are_checked_once_when_a_program_starts(service: Service, connect: Connect) -> None:
+def test_address_and_key_are_checked_once_at_startup(service: Service, connect: Connect) -> None:
     connect().check()
     connect(key=service.add_key("events:write")).check()
     with pytest.raises(LisarecError, match="401 unauthenticated"):
@@ -118,7 +118,7 @@ def test_the_address_and_the_key_are_checked_once_when_a_program_starts(service:
 
 
 @pytest.mark.parametrize(("status", "code"), [(422, "too_many_new_users_at_once"), (413, "body_too_large")])
-def test_an_event_that_is_refused_alone_does_not_hold_up_the_others(
+def test_a_refused_event_does_not_block_the_others(
     service: Service, front: Front, connect: Connect, ann: str, status: int, code: str
 ) -> None:
     def refuse_strangers(exchange: Exchange) -> None:
@@ -137,7 +137,7 @@ def test_an_event_that_is_refused_alone_does_not_hold_up_the_others(
     assert service.logged_ids(ann) == [first, last]
 
 
-def test_an_event_that_was_refused_prevents_no_correction(
+def test_a_refused_event_does_not_prevent_corrections(
     service: Service, front: Front, connect: Connect, ann: str
 ) -> None:
     client = connect(front.url)
@@ -158,7 +158,7 @@ def test_an_event_that_was_refused_prevents_no_correction(
     assert service.log(ann) == []
 
 
-def test_a_clock_that_is_ahead_loses_no_event(
+def test_a_clock_ahead_loses_no_event(
     service: Service,
     connect: Connect,
     ann: str,
@@ -194,7 +194,7 @@ def test_a_clock_that_is_ahead_loses_no_event(
     assert service.logged_ids(ann)[-2:] == [ids[-1], last]
 
 
-def test_events_of_a_clock_that_is_behind_count_as_new(
+def test_events_of_a_clock_behind_count_as_new(
     service: Service, connect: Connect, ann: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "time", SimpleNamespace(time=lambda: time.time() - 3_600))
@@ -209,7 +209,7 @@ def test_events_of_a_clock_that_is_behind_count_as_new(
     assert own_s == 1_000.5
 
 
-def test_closing_a_client_ends_the_calls_of_other_threads(front: Front) -> None:
+def test_closing_a_client_ends_calls_of_other_threads(front: Front) -> None:
     asked, checked = threading.Barrier(5), threading.Event()
 
     def never_answer(_exchange: Exchange) -> None:
@@ -233,7 +233,7 @@ def test_closing_a_client_ends_the_calls_of_other_threads(front: Front) -> None:
     assert client.recommendations("ann", fallback=["item-1"]).item_ids == ["item-1"]  # as AsyncClient does
 
 
-def test_a_failure_that_lasts_is_logged_once_a_minute(
+def test_a_lasting_failure_is_logged_once_a_minute(
     front: Front, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(front.url)
@@ -252,7 +252,7 @@ def test_a_failure_that_lasts_is_logged_once_a_minute(
 
 
 @pytest.mark.parametrize("program", [BLOCKING, IN_ASYNCIO], ids=["Client", "AsyncClient"])
-def test_the_client_of_a_parent_works_in_its_child_which_sends_no_event_of_the_parent(
+def test_a_forked_client_works_without_sending_events_of_its_parent(
     service: Service, front: Front, ann: str, program: str
 ) -> None:
     def wait_for_the_child(exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""What users have seen, through the Python client."""
+"""Impressions sent by the Python client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def shown(service: Service, user_id: str) -> dict[str, int]:
     return {item["item_id"]: item["count"] for item in items}
 
 
-def test_what_was_seen_of_an_answer_or_of_other_items_is_logged(service: Service, connect: Connect, ann: str) -> None:
+def test_impressions_of_a_response_or_of_items_are_logged(service: Service, connect: Connect, ann: str) -> None:
     client = connect()
     answer = client.recommendations(ann, k=12)
     assert client.impression(ann, answer, places=(1, 3, 12))
@@ -45,12 +45,12 @@ def test_what_was_seen_of_an_answer_or_of_other_items_is_logged(service: Service
         (["a", "b"], [1, 1]),
     ],
 )
-def test_what_can_only_be_wrong_is_refused_where_it_is_made(connect: Connect, items: Any, places: Any) -> None:
+def test_invalid_impressions_are_refused_by_the_client(connect: Connect, items: Any, places: Any) -> None:
     with pytest.raises(ValueError, match=r"impression|places|items"):
         connect().impression("ann", items, places)
 
 
-def test_of_an_empty_answer_nothing_was_seen(connect: Connect) -> None:
+def test_an_empty_response_has_no_impression(connect: Connect) -> None:
     client = connect("http://127.0.0.1:9")
     answer = client.recommendations("ann")
     assert answer.items == []

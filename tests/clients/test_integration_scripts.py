@@ -1,4 +1,4 @@
-"""Scripts of docs/how-to: those of integrate, of apps and of a switch, run against the real service; see also pages."""
+"""Scripts of docs/how-to (integrate, apps, migration), run against the real service; see also pages."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_page_keeps_its_sealed_state_unless_that_cannot_be_opened(
     assert json.loads(done.stdout) == [stored, posted], done.stderr
 
 
-def test_properties_of_users_are_sent(service: Service, tmp_path: Path) -> None:
+def test_user_properties_are_sent(service: Service, tmp_path: Path) -> None:
     labels: list[dict[str, Any] | None] = [{"gender": "m", "likes": ["tea"]}, None]
     users = [{"UserId": f"switched-{row}", "Labels": one} for row, one in enumerate(labels)]
     (tmp_path / "users.jsonl").write_text("".join(json.dumps(user) + "\n" for user in users))
@@ -140,7 +140,7 @@ def test_properties_of_users_are_sent(service: Service, tmp_path: Path) -> None:
     assert found == [labels[0], {}]
 
 
-def test_the_newest_items_come_first(service: Service) -> None:
+def test_new_items_are_listed_newest_first(service: Service) -> None:
     items = [item["item_id"] for item in service.ask("GET", "/v1/items", params={"limit": 3}).json()["items"]]
     now = datetime.now(UTC)
     for item_id, days in zip(items, (20, 1, 40), strict=True):
@@ -158,7 +158,7 @@ def test_the_newest_items_come_first(service: Service) -> None:
             service.ask("PUT", f"/v1/items/{item_id}", json={"published_at": None}).raise_for_status()
 
 
-def test_events_of_phones_count_once_whatever_is_lost_and_whoever_logs_in(
+def test_events_of_an_app_count_once_across_losses_and_logins(
     service: Service, front: Front, ann: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three phones that change hands; the oracle is what happened on them."""
@@ -213,7 +213,7 @@ def test_events_of_phones_count_once_whatever_is_lost_and_whoever_logs_in(
     assert sorted(service.logged_ids(users[0]) + service.logged_ids(users[1])) == sorted(expected)
 
 
-def test_every_call_that_replaces_another_recommenders_exists(service: Service) -> None:
+def test_every_documented_replacement_of_other_recommenders_exists(service: Service) -> None:
     paths = service.ask("GET", "/openapi.json").json()["paths"]
     calls = re.findall(r"`(GET|POST|PUT|DELETE|PATCH) (/v1/[^`?]+)`", MOVE)
     assert len(calls) > 20

@@ -1,4 +1,4 @@
-"""The Python client against the real service, with a front between them that fails in every way a network knows."""
+"""The Python client against the real service, through a proxy that injects network failures."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Misfortune:
 
 class TestEvents:
     @pytest.mark.parametrize("seed", range(2))
-    def test_that_flush_confirmed_are_in_the_log_once_and_in_order_whatever_fails(
+    def test_are_logged_once_and_in_order_after_flush(
         self, service: Service, front: Front, monkeypatch: pytest.MonkeyPatch, seed: int
     ) -> None:
         monkeypatch.setattr(responses, "MAX_PAUSE_S", 0.02)
@@ -104,7 +104,7 @@ class TestEvents:
         assert {user_id: service.logged_ids(user_id) for user_id in sent} == sent
         assert client.close()
 
-    def test_queued_while_the_service_is_killed_and_started_again_are_in_the_log_once(
+    def test_queued_during_a_restart_of_the_service_are_logged_once(
         self, model_dir: Path, tmp_path: Path, launch: Callable[..., Process]
     ) -> None:
         client = Client((process := launch()).url)
@@ -130,7 +130,7 @@ class TestEvents:
         process.kill()
         assert logged_ids(model_dir, tmp_path / "state", "ann") == ids
 
-    def test_are_dropped_and_not_waited_for_when_the_queue_is_full(
+    def test_are_dropped_without_waiting_if_the_queue_is_full(
         self, service: Service, front: Front, connect: Connect, ann: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         has_room = threading.Event()
@@ -151,7 +151,7 @@ class TestEvents:
         assert client.flush(PATIENCE_S)
         assert service.logged_ids(ann) == ids
 
-    def test_that_are_invalid_do_not_hold_up_the_others(self, service: Service, connect: Connect, ann: str) -> None:
+    def test_that_are_invalid_do_not_block_the_others(self, service: Service, connect: Connect, ann: str) -> None:
         client = connect()
         ids = [client.event(ann, item_id) for item_id in ITEMS]
         client.event(ann, "item-1", timestamp_s=time.time() + 3_600)  # somebody's clock
@@ -161,7 +161,7 @@ class TestEvents:
         assert client.flush(PATIENCE_S)
         assert service.logged_ids(ann) == ids
 
-    def test_that_can_only_be_wrong_are_refused_where_they_are_made(self, connect: Connect) -> None:
+    def test_that_are_invalid_are_refused_by_the_client(self, connect: Connect) -> None:
         client = connect()
         for wrong in (
             ("a\x85b", "item-1"),
@@ -180,7 +180,7 @@ class TestEvents:
         with pytest.raises(ValueError, match="0 or greater"):
             client.event("ann", "item-1", value=-0.01)
 
-    def test_have_what_the_shop_says_of_them(self, service: Service, connect: Connect, ann: str) -> None:
+    def test_have_all_given_fields(self, service: Service, connect: Connect, ann: str) -> None:
         client = connect()
         before_s = time.time()
         ids = [
@@ -204,7 +204,7 @@ class TestEvents:
         assert before_s - 1 <= plain["timestamp"] <= time.time() + 1
         assert plain["type"] == "click"
 
-    def test_wait_as_long_as_the_service_asks(self, service: Service, front: Front, connect: Connect, ann: str) -> None:
+    def test_wait_for_retry_after(self, service: Service, front: Front, connect: Connect, ann: str) -> None:
         asked_s: list[float] = []
 
         def be_busy_once(exchange: Exchange) -> None:
@@ -221,7 +221,7 @@ class TestEvents:
         assert asked_s[1] - asked_s[0] >= 1.0
         assert service.logged_ids(ann) == ids
 
-    def test_are_sent_at_the_end_of_a_program_that_forgets_to(self, service: Service) -> None:
+    def test_are_flushed_at_exit(self, service: Service) -> None:
         program = (
             "from lisarec_client import Client\n"
             f"client = Client({service.url!r}, {service.key!r})\n"
@@ -232,7 +232,7 @@ class TestEvents:
 
 
 class TestRecommendations:
-    def test_are_the_service_s(self, service: Service, connect: Connect) -> None:
+    def test_equal_those_of_the_service(self, service: Service, connect: Connect) -> None:
         client = connect()
         for item_id in ITEMS:
             client.event("reader", item_id)
@@ -247,7 +247,7 @@ class TestRecommendations:
         assert client.recommendations(None, history=ITEMS, k=2).source == "personalised"
         assert client.recommendations("stranger").source == "popular"
 
-    def test_have_the_settings_of_a_scenario(self, service: Service, connect: Connect) -> None:
+    def test_use_a_scenario(self, service: Service, connect: Connect) -> None:
         described = {"k": 12, "filter": "item.title != params.not", "params": {"not": {"type": "text"}}}
         assert service.ask("PUT", "/v1/admin/scenarios/client", json=described).status_code == 200
         client, model = connect(), service.ask("GET", "/v1/model").json()
@@ -269,7 +269,7 @@ class TestRecommendations:
         assert row.because["item_id"] == ITEMS[0]
 
     @pytest.mark.parametrize("fault", ["drip", "silence", "refusal", "nonsense", "no keys"])
-    def test_are_the_fallback_when_the_service_fails(self, front: Front, connect: Connect, fault: str) -> None:
+    def test_are_the_fallback_if_the_service_fails(self, front: Front, connect: Connect, fault: str) -> None:
         """Without a bound on the whole call, the one that drips would be waited for, and its answer taken."""
         is_over = threading.Event()
         answer = b'{"items": [], "source": "personalised", "recommendation_id": "r"}'
@@ -297,25 +297,25 @@ class TestRecommendations:
         assert (found.source, found.item_ids, found.recommendation_id) == ("fallback", ITEMS[:2], None)
         assert client.recommendations("ann").items == []
 
-    def test_are_the_fallback_where_nobody_listens(self, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    def test_are_the_fallback_without_a_service(self, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
         answer = connect("http://127.0.0.1:9").recommendations("ann", fallback=ITEMS)
         assert (answer.source, answer.item_ids) == ("fallback", ITEMS)
         assert "fallback" in caplog.text
 
-    def test_are_not_asked_for_while_the_service_wants_rest(self, front: Front, connect: Connect) -> None:
+    def test_are_not_requested_during_retry_after(self, front: Front, connect: Connect) -> None:
         front.play = lambda exchange: exchange.refuse(503, "overloaded", "60")
         client = connect(front.url)
         assert [client.recommendations("ann").source for _ in range(3)] == ["fallback"] * 3
         assert len(front.requests) == 1
 
-    def test_are_asked_for_again_when_a_connection_was_closed(self, front: Front, connect: Connect, ann: str) -> None:
+    def test_are_requested_again_if_the_connection_was_closed(self, front: Front, connect: Connect, ann: str) -> None:
         plays = iter([lambda _exchange: None, Exchange.forward])
         front.play = lambda exchange: next(plays)(exchange)
         assert connect(front.url).recommendations(ann).source == "popular"
 
 
 class TestUsers:
-    def test_are_shown_taken_back_merged_and_erased(self, service: Service, connect: Connect, ann: str) -> None:
+    def test_can_be_read_undone_merged_and_erased(self, service: Service, connect: Connect, ann: str) -> None:
         client, visitor = connect(), f"visitor-of-{ann}"
         assert client.user(ann) is None
         kept = client.event(ann, "item-1")
@@ -341,7 +341,7 @@ class TestUsers:
         assert client.erase(ann)
         assert client.user(ann) is None  # nothing came after it
 
-    def test_have_properties_that_are_put_merged_and_erased(self, service: Service, connect: Connect, ann: str) -> None:
+    def test_have_properties(self, service: Service, connect: Connect, ann: str) -> None:
         client, visitor = connect(), f"visitor-of-{ann}"
         assert client.properties(ann) == {}
         assert client.put_properties(ann, {"member": True, "region": "south"}) == {"member": True, "region": "south"}
@@ -355,7 +355,7 @@ class TestUsers:
         assert client.erase(ann)
         assert client.properties(ann) == {}
 
-    def test_are_asked_for_again_until_the_service_can(self, front: Front, connect: Connect) -> None:
+    def test_retry_until_the_service_recovers(self, front: Front, connect: Connect) -> None:
         plays = iter(
             [
                 lambda exchange: exchange.refuse(503, "storage_unavailable", "0"),
@@ -368,21 +368,21 @@ class TestUsers:
         assert connect(front.url).user("nobody-at-all") is None
         assert len(front.requests) == 4
 
-    def test_say_what_is_wrong(self, service: Service) -> None:
+    def test_report_errors(self, service: Service) -> None:
         with Client(service.url, "no-key") as client, pytest.raises(LisarecError, match="401 unauthenticated"):
             client.user("ann")
         with Client(service.url) as client, pytest.raises(ValueError, match="user_id"):
             client.erase("..")
 
 
-def test_a_visitor_is_whom_the_script_has_named_and_nobody_else() -> None:
+def test_visitor_ids_come_only_from_the_browser_script() -> None:
     visitor = "visitor-01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"
     assert visitor_in(visitor) == visitor
     for other in (None, "", "ann", "visitor-", visitor + "\n", visitor.upper(), f"{visitor}/x", visitor[8:]):
         assert visitor_in(other) is None
 
 
-def test_a_closed_client_takes_nothing_more(service: Service) -> None:
+def test_a_closed_client_refuses_calls(service: Service) -> None:
     client = Client(service.url, service.key)
     client.recommendations("ann")
     assert client.close()
@@ -392,7 +392,7 @@ def test_a_closed_client_takes_nothing_more(service: Service) -> None:
         client.user("ann")
 
 
-def test_the_client_needs_httpx_and_nothing_else_of_ours() -> None:
+def test_the_client_depends_only_on_httpx() -> None:
     program = "import sys, lisarec_client; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT / "clients", check=True, capture_output=True, text=True

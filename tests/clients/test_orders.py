@@ -1,4 +1,4 @@
-"""What was bought in one order, through the Python client."""
+"""Orders sent by the Python client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_purchases_of_an_order_share_its_id(service: Service, connect: Conne
         ("o-19", {"item-5": 1.0, "item-6": -1.0}),
     ],
 )
-def test_of_an_order_that_can_only_be_wrong_nothing_is_sent(
+def test_an_invalid_order_is_not_sent(
     service: Service, connect: Connect, ann: str, order_id: str, items: list[str] | dict[str, float]
 ) -> None:
     client = connect()

@@ -1,4 +1,4 @@
-"""Sealed states of visitors who keep them themselves, through the Python client."""
+"""Sealed states through the Python client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.clients.conftest import Connect
 ITEMS = [f"item-{row}" for row in range(1, 6)]
 
 
-def test_they_give_the_list_of_a_user_with_the_same_events(connect: Connect, ann: str) -> None:
+def test_states_give_the_list_of_a_user_with_the_same_events(connect: Connect, ann: str) -> None:
     client = connect()
     events = [{"item_id": item_id, "type": "purchase", "value": 2.5, "event_id": item_id} for item_id in ITEMS]
     state = client.portable_events(client.portable_events(None, events[:3]), iter(events[2:]))
@@ -22,7 +22,7 @@ def test_they_give_the_list_of_a_user_with_the_same_events(connect: Connect, ann
     assert of_user.source != "fallback"
 
 
-def test_they_begin_anew_where_they_cannot_be_opened(connect: Connect) -> None:
+def test_states_that_cannot_be_opened_start_anew(connect: Connect) -> None:
     client = connect()
     events = [{"item_id": ITEMS[0], "event_id": "one", "timestamp": 1.7e9}]
     anew = client.recommendations(None, state=client.portable_events("A" * 4_996, iter(events)))
@@ -30,7 +30,7 @@ def test_they_begin_anew_where_they_cannot_be_opened(connect: Connect) -> None:
     assert anew.source != "fallback"
 
 
-def test_the_service_says_what_is_wrong(connect: Connect) -> None:
+def test_errors_of_the_service_are_reported(connect: Connect) -> None:
     client = connect()
     for events, code in (([], "invalid_events"), ([{"item_id": "a\x85b"}], "invalid_events")):
         with pytest.raises(LisarecError) as refused:

@@ -1,4 +1,4 @@
-"""The recipes for shops and industries: each command runs as it stands, and gets the answer that stands there.
+"""The recipes for shops and industries: each command runs unchanged and returns the documented response.
 
 The scripts of other pages that make tables for the service run here too.
 """
@@ -180,11 +180,11 @@ def assert_answer(found: Any, shown: str) -> None:
         assert one == other | {"score": pytest.approx(other["score"], abs=0.001)}
 
 
-def test_there_are_the_eleven_that_shops_ask_for() -> None:
+def test_there_are_eleven_recipes() -> None:
     assert len({*RECIPES} - {SCENARIO, PRODUCT_PAGE, CART}) == 11
 
 
-def test_without_a_rule(shop: Shop) -> None:
+def test_a_list_without_rules(shop: Shop) -> None:
     (_, plain), (shown,) = blocks(SHOP, "sh"), blocks(SHOP, "json")
     assert_answer(shop.answer(plain), shown)
 
@@ -237,13 +237,13 @@ def test_streaming_lists(studio: Shop, streaming_rules: str, section: str) -> No
     assert_answer(studio.answer(streaming_rules + commands), shown)
 
 
-def test_pages_and_searches_of_profiles_print_what_is_shown(studio: Shop) -> None:
+def test_the_script_for_profiles_prints_the_documented_output(studio: Shop) -> None:
     scripts = [*blocks(PAGE, "python"), *blocks(SEARCH, "python")]
     assert studio.run_python("\n".join(scripts)) == "".join([*blocks(PAGE, "text"), *blocks(SEARCH, "text")])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_a_page_of_rows_is_that_of_one_call_after_the_other(studio: Shop, k: int) -> None:
+def test_a_page_of_rows_equals_sequential_calls(studio: Shop, k: int) -> None:
     (script,) = blocks(PAGE, "python")
     definitions, _, uses = script.partition("\nrows = ")
     rows = ast.literal_eval(uses.partition("\nfor ")[0])
@@ -259,7 +259,7 @@ def test_a_page_of_rows_is_that_of_one_call_after_the_other(studio: Shop, k: int
     assert len(shown) == len(set(shown))
 
 
-def test_an_evening_of_episodes_counts_once(studio: Shop) -> None:
+def test_episodes_of_an_evening_count_once(studio: Shop) -> None:
     (commands,) = blocks(PLAYS, "sh")
     studio.run(commands)
     assert [json.loads(line)["duplicates"] for line in studio.run(commands).splitlines()] == [1, 1, 1]
@@ -267,20 +267,20 @@ def test_an_evening_of_episodes_counts_once(studio: Shop) -> None:
     assert [event["item_id"] for event in log] == ["night-train"]
 
 
-def test_originals_have_their_share(studio: Shop, streaming_rules: str) -> None:
+def test_a_share_of_originals(studio: Shop, streaming_rules: str) -> None:
     (commands,) = blocks(SHARE, "sh")
     lists = studio.answer(streaming_rules + commands)["results"]
     titles = [[item["item_id"] for item in one["items"]] for one in lists]
     assert titles == [["fox-school", "north-coast", "red-harbour"], ["night-train", "deep-ice", "bear-days", "old-fox"]]
 
 
-def test_an_app(app_shop: Shop) -> None:
+def test_app_recommendations(app_shop: Shop) -> None:
     """In the order of the page, because its lists are those of the user of its phone."""
     assert app_shop.run_python("\n".join(blocks(UPLOADS, "python"))) == "".join(blocks(UPLOADS, "text"))
     assert_page(app_shop, APPS)
 
 
-def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
+def test_vectors_from_titles_are_imported(tmp_path: Path) -> None:
     """With a model of its own in the place of the library's."""
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "items.csv").write_text("item_id,title,price\n1,Kettle,4.5\n2,,3\n3,Pot,\n")
@@ -297,7 +297,7 @@ def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
     assert found["1"] == pytest.approx([6 / 37**0.5, 1 / 37**0.5], abs=1e-3)
 
 
-def test_a_messy_table_becomes_one_that_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_messy_table_is_cleaned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     products = [
         "SKU;Name;Brand;Price;In stock;Launched",
         "a-1;Kettle ;Hill;1,299.00;yes;15.07.2025 10:00",
@@ -339,7 +339,7 @@ def test_a_messy_table_becomes_one_that_is_read(tmp_path: Path, caplog: pytest.L
     assert sorted(interactions.type_names) == ["add_to_cart", "view"]
 
 
-def test_receipts_count_once_and_returned_ones_not(tmp_path: Path) -> None:
+def test_receipts_count_once_and_returns_are_removed(tmp_path: Path) -> None:
     """Three nights of receipts, each imported twice, the last one with the first one again."""
     draw, nights = random.Random(0), list[list[str]]()
     bought: dict[str, Counter[str]] = defaultdict(Counter)

@@ -8,7 +8,7 @@ from clients.lisarec_client import LisarecError
 from tests.clients.conftest import Connect, Service
 
 
-def test_items_are_found_for_anybody_and_for_a_user(service: Service, connect: Connect, ann: str) -> None:
+def test_search_with_and_without_a_user(service: Service, connect: Connect, ann: str) -> None:
     client = connect()
     client.event(ann, "item-1")
     assert client.flush(60.0)
@@ -21,7 +21,7 @@ def test_items_are_found_for_anybody_and_for_a_user(service: Service, connect: C
     assert len(client.search("")) == 20
 
 
-def test_what_cannot_be_searched_is_refused(connect: Connect) -> None:
+def test_invalid_searches_are_refused(connect: Connect) -> None:
     client = connect()
     with pytest.raises(ValueError, match="user_id"):
         client.search("thing", "a\x85b")

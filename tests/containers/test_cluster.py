@@ -1,4 +1,4 @@
-"""The profile `cluster` of docker-compose.yml in a real engine: six nodes of Redis, of which primaries are killed."""
+"""The profile `cluster` of docker-compose.yml in a real engine: six Redis nodes, and kills of primaries."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def primaries(deployment: Deployment, without: str = "") -> list[str]:
 
 
 @pytest.mark.usefixtures("key")  # without keys no replica gets ready
-def test_up_waits_until_every_slot_has_a_node(deployment: Deployment) -> None:
+def test_compose_up_waits_until_all_slots_are_served(deployment: Deployment) -> None:
     deployment.files = CLUSTER
     deployment.compose("up", "--wait")
     assert len(primaries(deployment)) == 3
     assert deployment.compose("ps", "--all", "--quiet", "redis") == ""
 
 
-def test_a_killed_primary_loses_nothing(
+def test_a_killed_primary_loses_no_event(
     deployment: Deployment, shoppers: Shoppers, long: bool, measured: Measured
 ) -> None:
     taken_over_s = []
@@ -50,7 +50,7 @@ def test_a_killed_primary_loses_nothing(
     assert failed_otherwise(outcomes) == {}
 
 
-def test_one_line_turns_on_tls_for_nodes_that_have_data(deployment: Deployment, shoppers: Shoppers) -> None:
+def test_tls_is_enabled_on_nodes_with_data_by_one_line(deployment: Deployment, shoppers: Shoppers) -> None:
     deployment.set(COMPOSE_FILE="docker-compose.yml:docker/tls.yml")
     deployment.compose("up", "--wait")
     deployment.wait_for(lambda: failed(shoppers.shop_for(1)) == {})
@@ -60,7 +60,7 @@ def test_one_line_turns_on_tls_for_nodes_that_have_data(deployment: Deployment, 
     assert len(primaries(deployment)) == 3
 
 
-def test_replicas_with_tls_restart_one_by_one_without_a_failed_request(
+def test_replicas_with_tls_restart_without_failed_requests(
     deployment: Deployment, shoppers: Shoppers, measured: Measured
 ) -> None:
     with pytest.raises(EngineFailed):
@@ -72,6 +72,6 @@ def test_replicas_with_tls_restart_one_by_one_without_a_failed_request(
     assert failed(outcomes) == {}
 
 
-def test_no_volume_is_left_that_has_no_name(deployment: Deployment) -> None:
+def test_no_anonymous_volume_is_left(deployment: Deployment) -> None:
     names = deployment.engine.docker("volume", "ls", "--quiet").split()
     assert [name for name in names if not name.startswith("lisarec_")] == []

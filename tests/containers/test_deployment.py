@@ -23,7 +23,9 @@ MAX_START_CPU_S = 7.5  # it is 4 where no other process wants the caches, and 30
 STAY = ("app", "archive", "trainer", "redis", "haproxy", "prometheus", "grafana")
 
 
-def test_up_waits_until_all_is_ready_without_a_model(deployment: Deployment, key: str, measured: Measured) -> None:
+def test_compose_up_waits_until_all_is_ready_without_a_model(
+    deployment: Deployment, key: str, measured: Measured
+) -> None:
     begin_s = time.monotonic()
     deployment.compose("up", "--wait")
     measured.append(("first start until everything is healthy, s", f"{time.monotonic() - begin_s:.1f}"))
@@ -33,7 +35,7 @@ def test_up_waits_until_all_is_ready_without_a_model(deployment: Deployment, key
         assert deployment.state(deployment.container(service), "Status") == "running"
 
 
-def test_a_replica_that_starts_again_is_soon_ready(deployment: Deployment, measured: Measured, long: bool) -> None:
+def test_a_restarted_replica_is_ready_soon(deployment: Deployment, measured: Measured, long: bool) -> None:
     """The long form, which measures, holds it to seconds of time where a core is free."""
     container = deployment.container("app")
     deployment.engine.docker("stop", container)
@@ -58,14 +60,14 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def test_a_second_up_changes_nothing(deployment: Deployment) -> None:
+def test_a_second_compose_up_changes_nothing(deployment: Deployment) -> None:
     before = {service: deployment.containers(service) for service in STAY}
     deployment.compose("up", "--wait")
     assert {service: deployment.containers(service) for service in STAY} == before
 
 
 @pytest.mark.parametrize("service", STAY)
-def test_no_container_runs_as_root_or_writes_to_its_image(deployment: Deployment, service: str) -> None:
+def test_containers_run_unprivileged_and_read_only(deployment: Deployment, service: str) -> None:
     container = deployment.container(service)
     processes = deployment.engine.docker("top", container, "-eo", "uid,pid,comm").splitlines()[1:]
     assert [line for line in processes if line.split()[0] == "0"] == []
@@ -74,7 +76,7 @@ def test_no_container_runs_as_root_or_writes_to_its_image(deployment: Deployment
     assert deployment.engine.inspect("container", container, "{{.HostConfig.Privileged}}") == "false"
 
 
-def test_passwords_belong_to_the_service_and_redis_asks_for_them(deployment: Deployment) -> None:
+def test_only_the_service_reads_passwords_and_redis_requires_them(deployment: Deployment) -> None:
     app = deployment.container("app")
     assert deployment.execute(app, "stat", "-c", "%u %a", "/secrets/redis_password") == "10001 444"
     assert deployment.execute(app, "ls", "/acl") == ""  # the folder of the image: the volume is Redis's
@@ -92,7 +94,7 @@ def test_requests_are_answered_without_a_model(deployment: Deployment, shoppers:
     assert set(shoppers.sources) == {"popular"}
 
 
-def test_the_first_model_comes_by_itself(deployment: Deployment, key: str, shoppers: Shoppers) -> None:
+def test_the_first_model_is_activated_automatically(deployment: Deployment, key: str, shoppers: Shoppers) -> None:
     with shoppers.shop(FEW_CLIENTS) as outcomes:  # the trainer waits for enough users who have done something since
         deployment.wait_for(lambda: deployment.generation(key) != "none")
         deployment.wait_for(lambda: "personalised" in shoppers.sources)
@@ -100,13 +102,13 @@ def test_the_first_model_comes_by_itself(deployment: Deployment, key: str, shopp
 
 
 @pytest.mark.parametrize("service", ["app", "archive", pytest.param("trainer", marks=pytest.mark.full)])
-def test_neither_a_start_nor_a_round_nor_a_switch_compiles_anything(deployment: Deployment, service: str) -> None:
+def test_start_training_and_switch_compile_nothing(deployment: Deployment, service: str) -> None:
     """What a container has used is what the image brought."""
     for container in deployment.containers(service):
         assert deployment.execute(container, "diff", "-rq", "/opt/lisarec/compiled", "/tmp/numba") == ""
 
 
-def test_prometheus_finds_every_part_and_nothing_is_amiss(deployment: Deployment) -> None:
+def test_prometheus_scrapes_all_targets_without_alerts(deployment: Deployment) -> None:
     def ask(path: str) -> dict[str, list[dict[str, dict[str, str]]]]:
         code = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
         url = f"http://prometheus:9090/api/v1/{path}"
@@ -123,7 +125,7 @@ def test_prometheus_finds_every_part_and_nothing_is_amiss(deployment: Deployment
 
 
 @pytest.mark.full
-def test_nothing_fails_while_replicas_come_restart_and_go(
+def test_scaling_and_restarts_fail_no_request(
     deployment: Deployment, shoppers: Shoppers, long: bool, measured: Measured
 ) -> None:
     most = 8 if long else 4
@@ -138,7 +140,7 @@ def test_nothing_fails_while_replicas_come_restart_and_go(
     assert len(deployment.containers("app")) == 2
 
 
-def test_the_password_is_changed_without_a_failed_request(deployment: Deployment, shoppers: Shoppers) -> None:
+def test_a_password_change_fails_no_request(deployment: Deployment, shoppers: Shoppers) -> None:
     """A replica may start at any time of it, and has nothing but the services' file then."""
     redis = deployment.container("redis")
     old = deployment.execute(deployment.container("app"), "cat", "/secrets/redis_password")
@@ -199,7 +201,7 @@ def test_a_restarted_redis_has_every_event(
 
 
 @pytest.mark.full
-def test_what_is_killed_comes_back_and_nothing_acknowledged_is_lost(
+def test_killed_containers_restart_without_losing_acknowledged_events(
     deployment: Deployment, shoppers: Shoppers, long: bool, measured: Measured
 ) -> None:
     expected = {container: _restarts(deployment, container) for container in deployment.containers()}
@@ -230,7 +232,7 @@ def _kill(deployment: Deployment, container: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("service", ["app", "archive", "trainer", "redis", "haproxy"])
-def test_a_stopped_container_ends_by_itself(deployment: Deployment, service: str) -> None:
+def test_a_stopped_container_exits_gracefully(deployment: Deployment, service: str) -> None:
     """Its process takes the signal; nothing has to be killed after the grace period (137)."""
     container = deployment.container(service)
     deployment.engine.docker("stop", container)
@@ -241,7 +243,7 @@ def test_a_stopped_container_ends_by_itself(deployment: Deployment, service: str
 
 
 @pytest.mark.full
-def test_logs_are_lines_of_json_on_the_output_and_nowhere_else(deployment: Deployment) -> None:
+def test_logs_are_json_lines_on_standard_output_only(deployment: Deployment) -> None:
     for service in ("app", "archive", "trainer"):
         container = deployment.container(service)
         lines = deployment.log(container)
@@ -252,7 +254,7 @@ def test_logs_are_lines_of_json_on_the_output_and_nowhere_else(deployment: Deplo
 
 
 @pytest.mark.full
-def test_a_new_image_leaves_redis_alone_and_no_request_fails(
+def test_a_new_image_does_not_restart_redis_or_fail_requests(
     deployment: Deployment, shoppers: Shoppers, tmp_path: Path
 ) -> None:
     redis = deployment.container("redis")
@@ -272,7 +274,7 @@ def test_a_new_image_leaves_redis_alone_and_no_request_fails(
 
 
 @pytest.mark.full
-def test_a_back_up_is_restored_into_an_empty_redis(deployment: Deployment, key: str, shoppers: Shoppers) -> None:
+def test_a_backup_is_restored_into_an_empty_redis(deployment: Deployment, key: str, shoppers: Shoppers) -> None:
     backups = deployment.folder / "backups"
     backups.mkdir()
     deployment.engine.run("chown", "10001", str(backups))
@@ -291,7 +293,7 @@ def test_a_back_up_is_restored_into_an_empty_redis(deployment: Deployment, key: 
     assert shoppers.sources["personalised"] > before
 
 
-def test_nothing_is_left_behind(deployment: Deployment) -> None:
+def test_compose_down_leaves_nothing(deployment: Deployment) -> None:
     engine: Engine = deployment.engine
     deployment.compose("--profile", "*", "down", "--volumes")
     assert engine.docker("ps", "--all", "--quiet") == ""

@@ -1,4 +1,4 @@
-"""docker-compose.yml in a real engine: volumes on disks that are full for a while, containers whose clocks differ."""
+"""docker-compose.yml in a real engine: full disks and clock skew between containers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def is_said(deployment: Deployment, service: str, *words: str) -> bool:
     return any(one in log for one in words)
 
 
-def test_events_wait_for_room_on_the_disk_of_redis(
+def test_events_are_accepted_again_after_a_full_redis_disk(
     deployment: Deployment, disks: Disks, shoppers: Shoppers, measured: Measured
 ) -> None:
     """They get 503 and none that was acknowledged is lost; Redis says why, and goes on by itself."""
@@ -102,7 +102,7 @@ def test_events_wait_for_room_on_the_disk_of_redis(
     measured.append(("room on Redis's disk until events are taken, s", f"{time.monotonic() - begin_s:.1f}"))
 
 
-def test_the_archive_and_the_first_model_wait_for_room(
+def test_archive_and_training_continue_after_a_full_disk(
     deployment: Deployment, disks: Disks, key: str, shoppers: Shoppers
 ) -> None:
     """Nobody who shops notices; the logs say why."""
@@ -115,7 +115,7 @@ def test_the_archive_and_the_first_model_wait_for_room(
         assert failed(outcomes) == {}
 
 
-def test_clocks_that_differ_fail_no_request_and_lose_no_event(
+def test_clock_skew_fails_no_request_and_loses_no_event(
     deployment: Deployment, disks: Disks, machines: Machines, key: str, shoppers: Shoppers, long: bool
 ) -> None:
     now = "import time; print(time.time())"

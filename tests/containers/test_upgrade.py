@@ -1,4 +1,4 @@
-"""A deployment of an earlier version and its upgrade under load, as docs/how-to/deploy/upgrade.md tells it."""
+"""The upgrade of a deployment of an earlier version under load, as docs/how-to/deploy/upgrade.md describes it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_out(deployment: Deployment, commit: str) -> None:
         files.extractall(deployment.folder, filter="data")
 
 
-def test_an_upgrade_fails_no_request_and_loses_no_event(
+def test_upgrading_fails_no_request_and_loses_no_event(
     deployment: Deployment, shoppers: Shoppers, measured: Measured, tmp_path: Path
 ) -> None:
     earlier = earlier_version()

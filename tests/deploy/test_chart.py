@@ -1,4 +1,4 @@
-"""What Helm makes of the chart: valid for the last three versions of Kubernetes, hardened, and closed to everybody."""
+"""The rendered Helm chart: valid for the last three versions of Kubernetes, hardened, and isolated."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
     return rendered_variant(request.param)
 
 
-def test_helm_finds_nothing_to_complain_about() -> None:
+def test_helm_lint_passes() -> None:
     for values in VARIANTS.values():
         linted = helm("lint", str(CHART), "--strict", values=values)
         assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
-def test_three_versions_of_kubernetes_are_the_newest_that_there_are_schemas_of(kubernetes: Any) -> None:
+def test_the_tested_kubernetes_versions_are_the_newest_with_schemas(kubernetes: Any) -> None:
     newest = [".".join(version.split(".")[:2]) for version in kubernetes.utils.all_versions()]
     assert tuple(dict.fromkeys(newest))[-3:] == VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_fits_its_schema(version: str, kubernetes: Any) -> None:
+def test_every_object_matches_its_schema(version: str, kubernetes: Any) -> None:
     objects = {json.dumps(one): one for values in VARIANTS.values() for one in render(values, version)}
     for manifest in objects.values():
         if manifest["apiVersion"] != OF_THE_OPERATOR:
             assert kubernetes.validate(manifest, version, strict=True) == version
 
 
-def test_a_field_that_there_is_not_is_found(kubernetes: Any) -> None:
+def test_an_unknown_field_is_detected(kubernetes: Any) -> None:
     deployment = named(render(), "Deployment", "app")
     deployment["spec"]["template"]["spec"]["enableServiceLink"] = False
     with pytest.raises(kubernetes.ValidationError):
         kubernetes.validate(deployment, VERSIONS[-1], strict=True)
 
 
-def test_an_older_cluster_is_refused() -> None:
+def test_older_clusters_are_refused() -> None:
     refused = helm("template", RELEASE, str(CHART), "--kube-version", "1.29")
     assert refused.returncode != 0
     assert "1.30" in refused.stderr
@@ -95,13 +95,13 @@ def test_an_older_cluster_is_refused() -> None:
         ({"ingress": {"enabled": True, "tlsSecret": "a"}}, "ingress.host is the name of your service"),
     ],
 )
-def test_values_that_cannot_be_right_are_refused_and_named(values: dict[str, Any], reason: str) -> None:
+def test_invalid_values_are_refused_and_named(values: dict[str, Any], reason: str) -> None:
     refused = helm("template", RELEASE, str(CHART), values=values)
     assert refused.returncode != 0
     assert reason in refused.stderr
 
 
-def test_what_the_chart_ships_are_the_files_of_docker_themselves() -> None:
+def test_the_chart_ships_the_files_of_docker() -> None:
     """A link, which Helm follows: copies would differ one day."""
     for file in (CHART / "files").iterdir():
         assert file.is_symlink()
@@ -113,7 +113,7 @@ def test_what_the_chart_ships_are_the_files_of_docker_themselves() -> None:
     assert named(manifests, "ConfigMap", "redis")["data"] == of_redis
 
 
-def test_every_pod_is_hardened_and_bounded(manifests: list[Manifest]) -> None:
+def test_every_pod_is_hardened_and_has_limits(manifests: list[Manifest]) -> None:
     for component, pod in pods(manifests).items():
         assert pod["enableServiceLinks"] is False, component
         assert pod["automountServiceAccountToken"] is False, component
@@ -130,7 +130,7 @@ def test_every_pod_is_hardened_and_bounded(manifests: list[Manifest]) -> None:
             assert ":" in container["image"].rpartition("/")[2], component
 
 
-def test_no_password_and_no_key_stands_in_an_environment_or_a_command(manifests: list[Manifest]) -> None:
+def test_no_environment_or_command_contains_secrets(manifests: list[Manifest]) -> None:
     secrets = [
         base64.b64decode(text).decode()
         for manifest in manifests
@@ -145,7 +145,7 @@ def test_no_password_and_no_key_stands_in_an_environment_or_a_command(manifests:
         assert not any(name.endswith("PASSWORD") for name in names), component
 
 
-def test_every_object_that_a_pod_names_is_there_or_a_value_names_it() -> None:
+def test_every_referenced_object_exists_or_comes_from_a_value() -> None:
     manifests = rendered_variant("defaults")
     there = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     there.add(("Secret", VALUES["keys"]["secret"]))
@@ -163,7 +163,7 @@ def test_every_object_that_a_pod_names_is_there_or_a_value_names_it() -> None:
         assert mounted - claimed <= {volume["name"] for volume in pod["volumes"]}
 
 
-def test_every_selector_finds_pods_and_every_port_is_theirs(manifests: list[Manifest]) -> None:
+def test_selectors_match_pods_and_ports_exist(manifests: list[Manifest]) -> None:
     labels = {component: {"app.kubernetes.io/component": component} for component in pods(manifests)}
     for manifest in manifests:
         if manifest["kind"] in ("Service", "PodDisruptionBudget", "Deployment", "StatefulSet"):
@@ -179,7 +179,7 @@ def test_every_selector_finds_pods_and_every_port_is_theirs(manifests: list[Mani
             assert {port["targetPort"] for port in manifest["spec"]["ports"]} <= ports
 
 
-def test_with_keys_pods_load_signed_models_and_only_the_trainer_can_sign() -> None:
+def test_with_model_keys_pods_load_signed_models_and_only_the_trainer_signs() -> None:
     digest = "sha256:" + 64 * "a"
     signing = {"modelKeys": {"secret": "public"}, "trainer": {"signingKey": {"secret": "private"}}}
     found = pods(render({**signing, "image": {"repository": "registry.example/lisarec", "digest": digest}}))
@@ -196,7 +196,7 @@ def test_with_keys_pods_load_signed_models_and_only_the_trainer_can_sign() -> No
     assert signing_key.startswith("/signing-key/")
 
 
-def test_a_limit_of_the_trainer_may_stand_among_the_settings() -> None:
+def test_trainer_limits_may_be_settings() -> None:
     (trainer,) = pods(render({"settings": {"LISAREC_RETRAIN_MEMORY": "3GiB"}}))["trainer"]["containers"]
     assert [one["value"] for one in trainer["env"] if one["name"] == "LISAREC_RETRAIN_MEMORY"] == ["3GiB"]
 
@@ -222,12 +222,12 @@ def test_with_buckets_no_volume_is_shared() -> None:
     assert "envFrom" not in pods(manifests)["redis"]["containers"][0]
 
 
-def test_without_a_service_account_no_pod_reaches_the_credentials_of_its_machine() -> None:
+def test_without_a_service_account_pods_cannot_reach_node_credentials() -> None:
     storage = {"models": {"url": "s3://shop/models"}, "bucket": {"secret": "bucket-keys"}}
     assert "ipBlock" not in str(render({"storage": storage}))
 
 
-def test_only_who_has_business_there_reaches_a_pod() -> None:
+def test_network_policies_allow_only_required_traffic() -> None:
     manifests = rendered_variant("defaults")
     policies = {
         manifest["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: manifest["spec"]
@@ -271,7 +271,7 @@ def test_a_publisher_reaches_redis_and_the_brokers_alone() -> None:
     assert "publish" in peers(policies["redis"]["ingress"][0], "from")
 
 
-def test_the_world_enters_by_tls_through_the_balancer() -> None:
+def test_ingress_uses_tls_through_the_load_balancer() -> None:
     manifests = rendered_variant("everything")
     ingress = named(manifests, "Ingress", "balancer")["spec"]
     assert ingress["tls"] == [{"hosts": ["recs.shop.example"], "secretName": "recs-tls"}]
@@ -282,7 +282,7 @@ def test_the_world_enters_by_tls_through_the_balancer() -> None:
     assert kinds == {"ClusterIP"}
 
 
-def test_pods_are_scaled_by_processor_and_queue_within_what_the_balancer_looks_for() -> None:
+def test_pods_scale_by_cpu_and_queue_up_to_the_slots_of_the_load_balancer() -> None:
     manifests = rendered_variant("everything")
     scaler = named(manifests, "HorizontalPodAutoscaler", "app")["spec"]
     by_type = {metric["type"]: metric for metric in scaler["metrics"]}
@@ -300,7 +300,7 @@ def test_pods_are_scaled_by_processor_and_queue_within_what_the_balancer_looks_f
     assert fixed["replicas"] == VALUES["app"]["replicas"]
 
 
-def test_pods_end_after_they_have_drained_and_finished(manifests: list[Manifest]) -> None:
+def test_pods_drain_before_termination(manifests: list[Manifest]) -> None:
     pod = pods(manifests)["app"]
     drain_s = float(environment_of(pod["containers"][0])["LISAREC_DRAIN_S"])
     assert pod["terminationGracePeriodSeconds"] > drain_s + Settings.model_fields["shutdown_timeout_s"].default
@@ -310,7 +310,7 @@ def test_pods_end_after_they_have_drained_and_finished(manifests: list[Manifest]
     assert balancer["terminationGracePeriodSeconds"] > sleep_s + hard_stop_s
 
 
-def test_a_node_may_always_be_drained_and_takes_one_pod_of_a_kind_at_a_time() -> None:
+def test_disruption_budgets_allow_one_pod_of_a_kind_at_a_time() -> None:
     manifests = rendered_variant("defaults")
     budgets = [one["spec"] for one in manifests if one["kind"] == "PodDisruptionBudget"]
     assert {budget["selector"]["matchLabels"]["app.kubernetes.io/component"] for budget in budgets} == {
@@ -324,7 +324,7 @@ def test_a_node_may_always_be_drained_and_takes_one_pod_of_a_kind_at_a_time() ->
         assert [one["topologyKey"] for one in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
 
 
-def test_what_watches_is_that_of_the_compose_file() -> None:
+def test_monitoring_equals_the_compose_file() -> None:
     manifests = rendered_variant("everything")
     monitors = [manifest for manifest in manifests if manifest["kind"] == "ServiceMonitor"]
     services = {one["metadata"]["name"]: one for one in manifests if one["kind"] == "Service"}
@@ -377,7 +377,7 @@ def table(text: str, first: str) -> list[list[str]]:
     return rows
 
 
-def test_the_sizes_are_those_of_the_sizing_table() -> None:
+def test_sizes_equal_the_sizing_table() -> None:
     """Redis's memory in the table is twice what it holds; its disk has a log and the one that takes its place."""
     page = (ROOT / "docs" / "how-to" / "deploy" / "capacity-planning.md").read_text()
     begin = page.index("## What a shop needs")

@@ -1,4 +1,4 @@
-"""The chart and docker-compose.yml run the same parts: the same commands, settings, limits, folders and health.
+"""The chart and docker-compose.yml run the same parts: commands, settings, limits, volumes and health checks.
 
 Where they differ on purpose the difference stands here, with its reason.
 """
@@ -88,7 +88,7 @@ def bytes_of(size: str) -> int:
 
 
 @pytest.mark.parametrize("component", [*OF_THE_IMAGE, "balancer"])
-def test_the_settings_are_the_same(component: str) -> None:
+def test_settings_are_the_same(component: str) -> None:
     of_the_chart = environment_of(container(component))
     of_compose = {name: str(value) for name, value in service(component)["environment"].items()}
     names = of_the_chart.keys() | of_compose.keys()
@@ -101,7 +101,7 @@ def test_the_settings_are_the_same(component: str) -> None:
 
 
 @pytest.mark.parametrize("component", OF_THE_IMAGE)
-def test_the_image_starts_the_same_command(component: str) -> None:
+def test_commands_of_the_service_are_the_same(component: str) -> None:
     """The trainer of the compose file goes on for ever; here it is started for each round."""
     command = service(component)["command"]
     if component == "trainer":
@@ -119,7 +119,7 @@ def test_the_image_starts_the_same_command(component: str) -> None:
 
 
 @pytest.mark.parametrize("component", ["redis", "redis-node"])
-def test_redis_starts_with_the_same_command_and_files(component: str) -> None:
+def test_redis_has_the_same_command_and_files(component: str) -> None:
     composed = service(component)
     assert container(component)["args"] == composed["command"]
     assert container(component)["image"] == composed["image"]
@@ -134,7 +134,7 @@ def test_redis_starts_with_the_same_command_and_files(component: str) -> None:
     assert bytes_of(secrets["resources"]["limits"]["memory"]) == bytes_of(COMPOSE["secrets"]["mem_limit"])
 
 
-def test_a_cluster_is_created_by_the_same_command_and_served_with_the_same_settings() -> None:
+def test_a_cluster_has_the_same_command_and_settings() -> None:
     """The password of `admin` comes from the Secret, since each node has a folder /acl of its own."""
     keeper, composed = container("redis-cluster"), service("redis-cluster")
     assert keeper["image"] == composed["image"]
@@ -154,7 +154,7 @@ def test_a_cluster_is_created_by_the_same_command_and_served_with_the_same_setti
     assert url == of_compose["LISAREC_REDIS_URL"]
 
 
-def test_haproxy_starts_with_the_same_file_and_the_options_of_its_image() -> None:
+def test_haproxy_has_the_same_configuration_and_image_options() -> None:
     (volume,) = service("balancer")["volumes"]
     mount_path = container("balancer")["volumeMounts"][0]["mountPath"]
     assert volume.split(":")[1] == f"{mount_path}/haproxy.cfg"
@@ -163,7 +163,7 @@ def test_haproxy_starts_with_the_same_file_and_the_options_of_its_image() -> Non
 
 
 @pytest.mark.parametrize("component", SERVICE_OF)
-def test_the_limits_are_the_same(component: str) -> None:
+def test_limits_are_the_same(component: str) -> None:
     limits = container(component)["resources"]["limits"]
     assert bytes_of(limits["memory"]) == bytes_of(service(component)["mem_limit"])
     cpus = float(service(component)["cpus"])
@@ -171,7 +171,7 @@ def test_the_limits_are_the_same(component: str) -> None:
 
 
 @pytest.mark.parametrize("component", OF_THE_IMAGE)
-def test_the_same_folders_may_be_read_and_written(component: str) -> None:
+def test_volumes_are_the_same(component: str) -> None:
     of_the_chart = {mount["mountPath"]: mount.get("readOnly", False) for mount in container(component)["volumeMounts"]}
     (tmpfs,) = service(component)["tmpfs"]
     of_compose = {volume.split(":")[1]: volume.endswith(":ro") for volume in service(component)["volumes"]}
@@ -181,7 +181,7 @@ def test_the_same_folders_may_be_read_and_written(component: str) -> None:
 
 
 @pytest.mark.parametrize("component", SERVICE_OF)
-def test_everything_is_as_hardened(component: str) -> None:
+def test_hardening_is_the_same(component: str) -> None:
     composed, security = service(component), container(component)["securityContext"]
     assert security["readOnlyRootFilesystem"] is composed["read_only"]
     assert security["capabilities"]["drop"] == composed["cap_drop"]
@@ -191,7 +191,7 @@ def test_everything_is_as_hardened(component: str) -> None:
 
 
 @pytest.mark.parametrize("component", OF_THE_IMAGE)
-def test_the_user_is_that_of_the_image(component: str) -> None:
+def test_users_equal_those_of_the_image(component: str) -> None:
     (user,) = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.M)
     security = pod(component)["securityContext"]
     assert (security["runAsUser"], security["runAsGroup"]) == tuple(map(int, user))
@@ -199,7 +199,7 @@ def test_the_user_is_that_of_the_image(component: str) -> None:
 
 
 @pytest.mark.parametrize("component", SERVICE_OF)
-def test_who_ends_has_as_much_time(component: str) -> None:
+def test_termination_grace_periods_are_the_same(component: str) -> None:
     """Beside what the chart lets pass before: the sleep, and a time of draining that is longer than Docker's second."""
     grace_s = pod(component)["terminationGracePeriodSeconds"]
     waiting_s = container(component).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
@@ -208,7 +208,7 @@ def test_who_ends_has_as_much_time(component: str) -> None:
 
 
 @pytest.mark.parametrize("component", ["app", "archive", "consume", "publish"])
-def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
+def test_readiness_probes_equal_the_healthcheck_of_the_image(component: str) -> None:
     (interval, timeout, start, retries) = re.findall(
         r"HEALTHCHECK --interval=(\d+)s --timeout=(\d+)s --start-period=(\d+)s --retries=(\d+)", DOCKERFILE
     )[0]
@@ -224,7 +224,7 @@ def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
 
 
 @pytest.mark.parametrize("component", ["redis", "redis-node"])
-def test_redis_is_asked_as_its_healthcheck_asks(component: str) -> None:
+def test_redis_probes_equal_its_healthcheck(component: str) -> None:
     """A node of a cluster is asked for its place in it, too: roll-outs and evictions wait for its readiness."""
     check, probe = service(component)["healthcheck"], container(component)["readinessProbe"]
     ping = check["test"][1]
@@ -240,7 +240,7 @@ def test_redis_is_asked_as_its_healthcheck_asks(component: str) -> None:
     assert "livenessProbe" not in container(component)
 
 
-def test_every_part_that_stays_is_there_and_nothing_else() -> None:
+def test_long_running_services_are_the_same() -> None:
     staying = {name for name, service in COMPOSE.items() if "restart" in service and "profiles" not in service}
     of_watching = {"prometheus", "grafana"}  # the cluster's own
     assert {SERVICE_OF[component] for component in pods(rendered_variant("defaults"))} == staying - of_watching

@@ -1,4 +1,4 @@
-"""benchmarks/harness runs what docker-compose.yml runs: the same commands, settings and files, as local processes.
+"""benchmarks/harness runs the services of docker-compose.yml as local processes: same commands, settings and files.
 
 Where they differ the difference stands here, with its reason. Whatever the compose file gets anew is in neither list,
 and fails.
@@ -111,21 +111,21 @@ def in_container(words: list[str]) -> list[str]:
     return words
 
 
-def test_every_service_is_run_or_left_out_for_a_reason() -> None:
+def test_every_service_is_run_or_excluded_with_a_reason() -> None:
     assert COMPOSE.keys() == {*RUN, *NOT_RUN}
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_every_line_of_a_service_is_compared_or_left_out_for_a_reason(name: str) -> None:
+def test_every_key_of_a_service_is_compared_or_excluded_with_a_reason(name: str) -> None:
     assert COMPOSE[name].keys() <= COMPARED | OF_CONTAINERS.keys()
 
 
-def test_redis_starts_with_the_same_command() -> None:
+def test_redis_has_the_same_command() -> None:
     command = redis_command("SERVER", Path("/DATA"), USERS, 7000)
     assert in_container(command) == [*filled_in(COMPOSE["redis"]["command"]), *LISTEN]
 
 
-def test_a_node_of_a_cluster_starts_with_the_same_command() -> None:
+def test_cluster_nodes_have_the_same_command() -> None:
     command = node_command("SERVER", Path("/DATA"), USERS, 7000)
     *shell, script = filled_in(COMPOSE["redis-1"]["command"])
     for name, value in filled_in(COMPOSE["redis-1"]["environment"]).items():
@@ -133,7 +133,7 @@ def test_a_node_of_a_cluster_starts_with_the_same_command() -> None:
     assert in_container(command) == [*shell, f"{script.strip()} {' '.join(LISTEN)}"]
 
 
-def test_the_files_are_those_that_are_mounted() -> None:
+def test_configuration_files_equal_the_mounted_ones() -> None:
     volumes = [volume.split(":") for name in RUN for volume in COMPOSE[name]["volumes"]]
     mounted = {compose.ROOT / source: target for source, target, *_ in volumes if source.startswith("./docker/")}
     scripts = {compose.REDIS_START, compose.REDIS_LOAD_USERS, compose.MAKE_SECRETS}
@@ -146,7 +146,7 @@ def test_the_files_are_those_that_are_mounted() -> None:
     assert COMPOSE["secrets"]["entrypoint"] == [compose.MAKE_SECRETS.name, "/secrets", "/acl", "/given"]
 
 
-def test_only_what_makes_the_secrets_sees_all_that_are_given() -> None:
+def test_only_the_secrets_service_sees_all_secrets() -> None:
     sees_all = {
         name for name, one in COMPOSE.items() if any(v.startswith("./secrets:") for v in one.get("volumes", []))
     }
@@ -177,7 +177,7 @@ def test_replicas_have_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> Non
     assert different == DIFFERENT_SETTINGS.keys()
 
 
-def test_the_balancer_has_the_same_environment_and_command() -> None:
+def test_the_load_balancer_has_the_same_environment_and_command() -> None:
     names = NameServer()
     here = balancer_environment("127.0.0.1:9", names, 9)
     names.close()
@@ -194,6 +194,6 @@ def test_the_balancer_has_the_same_environment_and_command() -> None:
     assert balancer_command()[1:] == ["-db", "-f", str(HAPROXY_CONFIG)]
 
 
-def test_who_ends_has_as_much_time() -> None:
+def test_stop_grace_periods_are_the_same() -> None:
     grace_s = {name: seconds_of(COMPOSE[name]["stop_grace_period"]) for name in ("app", "haproxy", "redis")}
     assert grace_s == {"app": STOP_TIMEOUT_S, **DIFFERENT_GRACE_S}

@@ -1,4 +1,4 @@
-"""Pods of the chart, run as processes: nobody notices roll-outs, drains and kills; probes tell what they should."""
+"""Pods of the chart as processes: roll-outs, drains and kills fail no request; probes are accurate."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_no_request_fails_while_pods_are_replaced_evicted_and_killed(cluster: Cl
     assert {pod.exit_code for pod in cluster.ended} == {0}
 
 
-def test_no_request_fails_where_names_are_known_late(cluster: Cluster, model_dir: Path) -> None:
+def test_no_request_fails_with_late_dns_updates(cluster: Cluster, model_dir: Path) -> None:
     """Later than a pod starts and another one ends."""
     cluster.start()
     cluster.names_late_s *= 8
@@ -123,7 +123,7 @@ def test_no_request_fails_where_names_are_known_late(cluster: Cluster, model_dir
     assert len(cluster.ended) == 4
 
 
-def test_without_the_sleep_before_its_signal_a_balancer_refuses_requests(cluster: Cluster, model_dir: Path) -> None:
+def test_without_the_pre_stop_sleep_a_load_balancer_refuses_requests(cluster: Cluster, model_dir: Path) -> None:
     """What the test above can see: HAProxy closes its door with the signal, while others still send requests there."""
     for container in cluster.specs["balancer"]["containers"]:
         del container["lifecycle"]
@@ -132,7 +132,7 @@ def test_without_the_sleep_before_its_signal_a_balancer_refuses_requests(cluster
     assert sum(tally.failures.values()) > 0
 
 
-def test_only_a_redis_that_has_lost_something_ends_readiness(cluster: Cluster, tmp_path: Path) -> None:
+def test_only_a_data_loss_of_redis_ends_readiness(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start()
     redis, (app, *_) = cluster.redis, cluster.apps
     assert redis is not None
@@ -175,7 +175,7 @@ def test_only_a_redis_that_has_lost_something_ends_readiness(cluster: Cluster, t
         assert [pod.restarts for pod in cluster.apps] == [0, 0]
 
 
-def test_the_archiver_is_ready_and_a_round_of_the_trainer_ends_well(cluster: Cluster, tmp_path: Path) -> None:
+def test_archiver_and_trainer_run(cluster: Cluster, tmp_path: Path) -> None:
     """Each in the folders that it may write, and with nobody's keys."""
     cluster.start()
     with cluster.client() as client:
@@ -192,7 +192,7 @@ def test_the_archiver_is_ready_and_a_round_of_the_trainer_ends_well(cluster: Clu
     assert trainer.restarts == 0
 
 
-def test_a_process_that_hangs_is_started_again(cluster: Cluster) -> None:
+def test_a_hung_process_is_restarted(cluster: Cluster) -> None:
     """With the probe of the chart, asked more often."""
     (container,) = cluster.specs["app"]["containers"]
     container["livenessProbe"] |= {"periodSeconds": 1, "timeoutSeconds": 1}
@@ -247,7 +247,7 @@ def test_keys_and_the_password_of_redis_are_changed_without_a_restart(cluster: C
         ("nameserver fd00:10:96::a\nnameserver 10.96.0.10\n", "fd00:10:96::a:53"),
     ],
 )
-def test_the_balancer_asks_the_name_server_of_its_pod(resolver: str, name_server: str, tmp_path: Path) -> None:
+def test_the_load_balancer_uses_the_name_server_of_its_pod(resolver: str, name_server: str, tmp_path: Path) -> None:
     (container,) = pods(rendered_variant("defaults"))["balancer"]["containers"]
     (tmp_path / "resolv.conf").write_text(resolver)
     (tmp_path / "haproxy").write_text('#!/bin/sh\necho "$LISAREC_DNS"\n')

@@ -1,4 +1,4 @@
-"""The chart's own Redis Cluster: its objects, and its pods as processes, one of which comes back at another address."""
+"""The chart's Redis Cluster: its objects, and its pods as processes, with a node that returns at another address."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOST = re.compile(r"[\w-]+\.lisarec-redis-node\.[\w.]+")
 VALUES = {"redis": {"cluster": {"primaries": 3, "replicas": 2}}}
 
 
-def test_each_primary_has_as_many_replicas_as_are_asked_for() -> None:
+def test_each_primary_has_the_configured_number_of_replicas() -> None:
     manifests = render(VALUES)
     keeper = pods(manifests)["redis-cluster"]["containers"][0]
     assert len(keeper["args"]) == named(manifests, "StatefulSet", "redis-node")["spec"]["replicas"] == 9
@@ -45,7 +45,7 @@ def test_each_primary_has_as_many_replicas_as_are_asked_for() -> None:
     assert environment_of(pods(render(VALUES | own))["app"]["containers"][0])["LISAREC_REDIS_REPLICAS"] == "2"
 
 
-def test_all_nodes_start_at_once_and_leave_one_by_one() -> None:
+def test_nodes_start_in_parallel_and_stop_one_by_one() -> None:
     """A replica that waited for its primary, which waits for the replica, would be the end of both."""
     manifests = rendered_variant("a cluster")
     assert named(manifests, "StatefulSet", "redis-node")["spec"]["podManagementPolicy"] == "Parallel"
@@ -57,7 +57,7 @@ def test_all_nodes_start_at_once_and_leave_one_by_one() -> None:
     assert [one["topologyKey"] for one in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
 
 
-def test_nodes_reach_each_other_and_their_bus_is_for_nobody_else() -> None:
+def test_only_nodes_reach_the_cluster_bus() -> None:
     policies = {
         component: named(rendered_variant("a cluster"), "NetworkPolicy", component)["spec"]
         for component in ("app", "redis-cluster", "redis-node")
@@ -82,7 +82,7 @@ def test_nodes_reach_each_other_and_their_bus_is_for_nobody_else() -> None:
     assert policies["redis-cluster"]["ingress"] == []
 
 
-def test_only_redis_and_its_keeper_get_the_password_of_the_administrator() -> None:
+def test_only_redis_and_its_keeper_get_the_admin_password() -> None:
     entries: dict[str, set[str]] = {}
     for component, pod in pods(rendered_variant("a cluster")).items():
         for volume in pod["volumes"]:
@@ -184,7 +184,7 @@ def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
         nodes.close()
 
 
-def test_a_cluster_forms_itself_and_a_node_comes_back_at_another_address(nodes: Nodes) -> None:
+def test_a_cluster_forms_and_a_node_returns_at_another_address(nodes: Nodes) -> None:
     nodes.wait_until_whole()
     with nodes.cluster_client(0) as service:
         for number in range(20):
@@ -215,7 +215,7 @@ def test_a_cluster_forms_itself_and_a_node_comes_back_at_another_address(nodes: 
         assert [service.get(f"key-{number}") for number in range(20)] == [b"%d" % number for number in range(20)]
 
 
-def test_a_node_that_lost_its_volume_is_ready_when_it_has_a_copy_again(nodes: Nodes) -> None:
+def test_a_node_without_its_volume_is_ready_after_resync(nodes: Nodes) -> None:
     nodes.wait_until_whole()
     clients = {number: nodes.client(number) for number in nodes.running}
     links = {number: client.info("replication") for number, client in clients.items()}
@@ -234,7 +234,7 @@ def test_a_node_that_lost_its_volume_is_ready_when_it_has_a_copy_again(nodes: No
 
 
 @pytest.mark.parametrize("nodes", ["TLS"], indirect=True)
-def test_nodes_with_a_certificate_speak_tls_alone_and_send_clients_to_its_names(nodes: Nodes) -> None:
+def test_nodes_with_a_certificate_use_only_tls_and_announce_its_names(nodes: Nodes) -> None:
     nodes.wait_until_whole()
     for number, pod in nodes.running.items():
         assert not answers_without_tls(pod.place.address, nodes.port)

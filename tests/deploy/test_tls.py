@@ -1,4 +1,4 @@
-"""TLS between the chart's pods, as docker/tls.yml has it: who gets which file, and real pods with real certificates."""
+"""TLS between the chart's pods, as in docker/tls.yml: which pod gets which file, and real pods with certificates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def readable(manifests: list[Manifest], secret: str) -> dict[str, dict[str, str]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_only_who_shows_a_certificate_gets_its_key(variant: str) -> None:
+def test_only_servers_get_the_key_of_a_certificate(variant: str) -> None:
     manifests = rendered_variant(variant)
     entries = {
         secret: {component: set(files.values()) for component, files in readable(manifests, secret).items()}
@@ -94,7 +94,7 @@ def test_clients_reach_redis_by_a_name_in_its_certificate(variant: str) -> None:
         assert name in (ROOT / "docs" / "how-to" / "deploy" / "tls.md").read_text()
 
 
-def test_redis_has_the_files_and_the_command_of_the_compose_file() -> None:
+def test_redis_has_files_and_command_of_the_compose_file() -> None:
     files = {target: ROOT / source for source, target, _ in (one.split(":") for one in BY_TLS["redis"]["volumes"])}
     assert files.keys() == {"/etc/redis-plain.conf", "/etc/redis.conf", "/usr/local/sbin/redis-cli"}
     for variant, component in (("TLS", "redis"), ("TLS and a cluster", "redis-node")):
@@ -118,7 +118,7 @@ def test_redis_has_the_files_and_the_command_of_the_compose_file() -> None:
     assert f"--cacert {path} " in wrapper
 
 
-def test_replicas_are_asked_by_tls_alone_and_by_the_name_in_their_certificate(manifests: list[Manifest]) -> None:
+def test_replicas_are_called_over_tls_by_the_name_in_their_certificate(manifests: list[Manifest]) -> None:
     app, balancer = (environment_of(container(manifests, component)) for component in ("app", "balancer"))
     entries = {name: readable(manifests, "app-tls")["app"][app[name]] for name in app if "_TLS_" in name}
     assert entries == {"LISAREC_TLS_CERTIFICATE": "tls.crt", "LISAREC_TLS_KEY": "tls.key"}
@@ -136,7 +136,7 @@ def test_replicas_are_asked_by_tls_alone_and_by_the_name_in_their_certificate(ma
     assert schemes == {("app", "HTTPS"), *others}
 
 
-def test_prometheus_asks_replicas_as_that_of_the_compose_file() -> None:
+def test_prometheus_scrapes_replicas_like_the_compose_file() -> None:
     config = yaml.safe_load((DOCKER / "prometheus" / "prometheus-tls.yml").read_text())
     of_compose = {job["job_name"]: job.get("scheme", "http") for job in config["scrape_configs"]}
     for monitor in (one for one in rendered_variant("TLS") if one["kind"] == "ServiceMonitor"):
@@ -174,7 +174,7 @@ def cluster(tmp_path: Path, model_dir: Path, authority: Authority) -> Iterator[C
         cluster.close()
 
 
-def test_pods_speak_tls_alone_and_a_restart_shows_a_renewed_certificate(
+def test_pods_use_only_tls_and_a_restart_loads_a_renewed_certificate(
     cluster: Cluster, authority: Authority, tmp_path: Path
 ) -> None:
     cluster.start()

@@ -1,4 +1,4 @@
-"""Many connections at once, and many that only wait, through HAProxy and two replicas."""
+"""Many connections, bursts and idle ones, through HAProxy and two replicas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def status(connection: socket.socket) -> int:
     return int(head.split(b" ")[1]) if head else 0
 
 
-def test_a_burst_of_connections_is_answered_and_takes_no_replica_out(running: Topology) -> None:
+def test_a_burst_of_connections_takes_no_replica_out_of_rotation(running: Topology) -> None:
     log = running.balancer_log()  # replicas were down before they were ready
     with ExitStack() as stack:
         connections = [stack.enter_context(connect(running)) for _ in range(BURST)]
@@ -70,7 +70,7 @@ def test_a_burst_of_connections_is_answered_and_takes_no_replica_out(running: To
     assert "DOWN" not in running.balancer_log()[len(log) :]
 
 
-def test_idle_connections_of_one_source_stop_nobody_else(running: Topology) -> None:
+def test_idle_connections_of_one_source_do_not_block_others(running: Topology) -> None:
     log = running.balancer_log()
     with ExitStack() as stack:
         idle = [stack.enter_context(connect(running, "127.0.0.2")) for _ in range(MAX_PER_SOURCE)]
@@ -89,7 +89,7 @@ def test_idle_connections_of_one_source_stop_nobody_else(running: Topology) -> N
 
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_who_reads_nothing_before_everything_is_sent_gets_the_413(
+def test_a_client_that_reads_only_after_sending_gets_the_413(
     running: Topology, is_declared: bool, connection: str
 ) -> None:
     for _ in range(10):

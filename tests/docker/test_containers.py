@@ -1,4 +1,4 @@
-"""The files from which containers are built and composed, read by the tools that will use them."""
+"""The Dockerfile and Compose files, checked by the tools that use them."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def run(*command: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+def test_hadolint_passes() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     assert hadolint.exists(), "hadolint is missing; install the extra 'test'"
     assert run(str(hadolint), str(DOCKERFILE)) == ""
 
 
 @pytest.mark.parametrize("profile", ["", *PROFILES, "*"])
-def test_compose_takes_the_file(profile: str) -> None:
+def test_compose_accepts_the_file(profile: str) -> None:
     if shutil.which("docker-compose") is None:
         pytest.skip("Docker Compose is not installed")
     assert run("docker-compose", "--profile", profile, "-f", str(COMPOSE_FILE), "config", "--quiet") == ""
 
 
-def test_haproxy_takes_its_configuration() -> None:
+def test_haproxy_accepts_its_configuration() -> None:
     try:
         haproxy = program("haproxy")
     except FileNotFoundError as exc:
@@ -60,14 +60,14 @@ def test_haproxy_takes_its_configuration() -> None:
     assert "WARNING" not in completed
 
 
-def test_the_balancer_has_the_same_defaults_with_compose_and_without() -> None:
+def test_load_balancer_defaults_equal_those_of_compose() -> None:
     """So that tests, which start it without, test what is shipped."""
     environment = COMPOSE["services"]["haproxy"]["environment"]
     of_compose = dict(re.findall(r"\$\{(LISAREC_MAX_\w+):-(\w+)\}", " ".join(environment.values())))
     assert of_compose == dict(re.findall(r"\$\{(LISAREC_MAX_\w+)-(\w+)\}", HAPROXY_CONFIG.read_text()))
 
 
-def test_haproxy_needs_no_more_open_files_than_engines_allow(tmp_path: Path) -> None:
+def test_haproxy_stays_within_the_open_file_limit_of_engines(tmp_path: Path) -> None:
     """It asks the kernel for what its connections take, so an engine that may not raise the limit starts it, too."""
     assert "ulimits" not in COMPOSE["services"]["haproxy"]
     try:
@@ -103,7 +103,7 @@ def answers(address: str) -> bool:
         return False
 
 
-def test_what_the_image_compiles_is_compiled_once(tmp_path: Path) -> None:
+def test_kernels_in_the_image_are_compiled_once(tmp_path: Path) -> None:
     """The build fails where a second run writes; that containers find it is seen in tests/containers.
 
     `make test` makes the first run, for the whole suite. Where it did not, or numba compiles again what has changed,
@@ -129,7 +129,7 @@ def test_what_the_image_compiles_is_compiled_once(tmp_path: Path) -> None:
         raise AssertionError("a second run compiles again")
 
 
-def test_a_container_starts_with_a_copy_of_what_was_compiled(tmp_path: Path) -> None:
+def test_a_container_starts_with_a_copy_of_the_compiled_kernels(tmp_path: Path) -> None:
     compiled, programs = tmp_path / "compiled", tmp_path / "programs"
     compiled.mkdir()
     (compiled / "kernels.nbi").write_text("of the image")
@@ -148,7 +148,7 @@ def test_a_container_starts_with_a_copy_of_what_was_compiled(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("status", "is_healthy"), [(200, True), (503, False), (None, False)])
-def test_the_image_is_healthy_where_it_is_ready(status: int | None, is_healthy: bool) -> None:
+def test_the_healthcheck_equals_readiness(status: int | None, is_healthy: bool) -> None:
     class Readiness(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status if status and self.path == "/readyz" else 500)
@@ -169,7 +169,7 @@ def test_the_image_is_healthy_where_it_is_ready(status: int | None, is_healthy: 
     assert (check.returncode == 0) is is_healthy, check.stderr
 
 
-def test_one_service_builds_each_image() -> None:
+def test_each_image_is_built_by_one_service() -> None:
     """Engines that build several services of one tag at the same time fail to name the second."""
     built = [service["image"] for service in COMPOSE["services"].values() if "build" in service]
     assert len(built) == len(set(built))
@@ -180,12 +180,12 @@ def test_one_service_builds_each_image() -> None:
     assert "build" in COMPOSE["services"]["app"]
 
 
-def test_the_number_of_replicas_stands_in_the_environment() -> None:
+def test_the_number_of_replicas_comes_from_the_environment() -> None:
     """Else every `up` without `--scale` goes back to one."""
     assert COMPOSE["services"]["app"]["scale"] == "${LISAREC_REPLICAS:-1}"
 
 
-def test_up_can_wait_for_every_service_that_stays() -> None:
+def test_every_long_running_service_has_a_healthcheck() -> None:
     """A service whose healthcheck is disabled is one that `up --wait` takes for broken, unless it ends."""
     silent = {
         name for name, service in COMPOSE["services"].items() if (service.get("healthcheck") or {}).get("disable")
@@ -202,7 +202,7 @@ def test_up_can_wait_for_every_service_that_stays() -> None:
         assert command[command.index("--metrics") + 1] == f"0.0.0.0:{environment['LISAREC_PORT']}"
 
 
-def test_no_service_leaves_a_volume_without_a_name() -> None:
+def test_no_service_creates_an_anonymous_volume() -> None:
     """The image of Redis declares one at /data, that of Prometheus one at /prometheus."""
     declared = {"redis:": "/data", "prom/": "/prometheus"}
     for name, service in COMPOSE["services"].items():
@@ -221,7 +221,7 @@ def test_images_are_pinned() -> None:
         assert "latest" not in tag
 
 
-def test_no_service_runs_as_root_or_with_privileges() -> None:
+def test_services_run_unprivileged() -> None:
     for name, service in COMPOSE["services"].items():
         assert service["cap_drop"] == ["ALL"], name
         assert service["read_only"] is True, name
@@ -230,14 +230,14 @@ def test_no_service_runs_as_root_or_with_privileges() -> None:
     assert user.partition(":")[0] not in ("0", "root")
 
 
-def test_only_the_load_balancer_and_the_dashboard_are_published_and_on_loopback() -> None:
+def test_only_load_balancer_and_dashboard_are_published_on_loopback() -> None:
     published = {name: service["ports"] for name, service in COMPOSE["services"].items() if "ports" in service}
     assert published.keys() == {"haproxy", "grafana"}
     for (port,) in published.values():
         assert ":-127.0.0.1:" in port
 
 
-def test_everything_that_runs_is_bounded_and_its_log_turned_over() -> None:
+def test_every_service_has_limits_and_log_rotation() -> None:
     for name, service in COMPOSE["services"].items():
         assert {"mem_limit", "cpus", "pids_limit"} <= service.keys(), name
         if name == "keys":  # what it prints is for one pair of eyes
@@ -248,7 +248,7 @@ def test_everything_that_runs_is_bounded_and_its_log_turned_over() -> None:
     assert int(COMPOSE["services"]["app"]["stop_grace_period"].removesuffix("s")) > drain_s
 
 
-def test_nobody_reaches_redis_without_a_password() -> None:
+def test_redis_requires_a_password() -> None:
     for name, service in COMPOSE["services"].items():
         if service["image"].startswith("redis:"):
             assert service["user"] == "redis", name
@@ -259,7 +259,7 @@ def test_nobody_reaches_redis_without_a_password() -> None:
             assert not any(volume.startswith("acl:") for volume in service.get("volumes", ())), name
 
 
-def test_the_environment_of_a_cluster_fits_its_services() -> None:
+def test_the_cluster_environment_matches_its_services() -> None:
     lines = (ROOT / "docker" / "cluster.env").read_text().splitlines()
     environment = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
     nodes = [name for name in COMPOSE["services"] if name.removeprefix("redis-").isdigit()]
@@ -271,7 +271,7 @@ def test_the_environment_of_a_cluster_fits_its_services() -> None:
         assert f"{node}:/data" in COMPOSE["services"][node]["volumes"]
 
 
-def test_nobody_gets_in_without_a_key() -> None:
+def test_the_service_requires_keys() -> None:
     app, keys = COMPOSE["services"]["app"], COMPOSE["services"]["keys"]
     file = Path(app["environment"]["LISAREC_KEYS_FILE"])
     assert file == Path(keys["environment"]["LISAREC_KEYS_FILE"])
@@ -280,13 +280,13 @@ def test_nobody_gets_in_without_a_key() -> None:
     assert "INSECURE" not in COMPOSE_FILE.read_text() + DOCKERFILE.read_text()
 
 
-def test_redis_keeps_what_it_acknowledges() -> None:
+def test_redis_syncs_acknowledged_writes() -> None:
     settings = dict(line.split(maxsplit=1) for line in REDIS_CONFIG.read_text().splitlines() if line[:1].isalpha())
     wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
     assert {name: settings[name] for name in wanted} == wanted
 
 
-def test_the_image_gets_every_file_it_copies() -> None:
+def test_dockerignore_keeps_every_copied_file() -> None:
     """What .dockerignore holds back cannot be copied."""
     let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copies = [line.split()[1:-1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("COPY ")]

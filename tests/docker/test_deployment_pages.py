@@ -1,4 +1,4 @@
-"""The pages of docs/how-to/deploy: their variables, commands and configurations are those of the code and the tools."""
+"""docs/how-to/deploy: variables, commands and configurations match the code and the tools."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_variable_of_the_containers_has_a_meaning_and_its_default() -> None:
+def test_every_variable_is_documented_with_its_default() -> None:
     defaults: dict[str, str] = {}
     for file in (COMPOSE_FILE, HAPROXY_CONFIG, KEEP_CLUSTER):
         found = re.findall(r"\$\{([A-Z_]+):?-([^:}$]*(?:://[^}]*|:\d+)?)\}", file.read_text(encoding="utf-8"))
@@ -51,14 +51,14 @@ def test_every_variable_of_the_containers_has_a_meaning_and_its_default() -> Non
 
 
 @pytest.mark.parametrize("page", [*PAGES, SETTINGS_PAGE], ids=lambda page: page.stem)
-def test_every_variable_that_a_page_names_is_read_by_some_program(page: Path) -> None:
+def test_every_documented_variable_is_read_by_a_program(page: Path) -> None:
     known = {name.upper() for name in Settings.model_fields}.union(NAMES_OF_OTHERS.split())
     named = set(re.findall(r"\bLISAREC_([A-Z0-9_]*[A-Z0-9])\b(?![_*])", page.read_text(encoding="utf-8")))
     assert named - known == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_of_lisarec_has_the_options_that_a_page_gives_it(page: Path) -> None:
+def test_every_documented_command_has_its_options(page: Path) -> None:
     commands = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
     text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
     for line in re.findall(r"(?:\blisarec|lisarec-admin|bin/lisarec) ([a-z]+ [^`\n;]*)", text):
@@ -72,7 +72,7 @@ def test_every_command_of_lisarec_has_the_options_that_a_page_gives_it(page: Pat
         assert {word for word in words if word.startswith("--")} <= options, line
 
 
-def test_commands_on_a_machine_with_systemd_have_the_variables_of_the_units(tmp_path: Path) -> None:
+def test_commands_beside_systemd_have_the_variables_of_the_units(tmp_path: Path) -> None:
     page = FOLDER / "systemd.md"
     (unit,) = [text for text in blocks(page, "ini") if "EnvironmentFile=" in text and "NUMBA_CACHE_DIR" in text]
     (script,) = [text for text in blocks(page, "sh") if text.startswith("#!/bin/sh")]
@@ -89,7 +89,7 @@ def test_commands_on_a_machine_with_systemd_have_the_variables_of_the_units(tmp_
     assert wanted <= {line.partition("=")[0] for line in done.stdout.splitlines()}
 
 
-def test_no_unit_of_systemd_writes_code_that_another_one_runs() -> None:
+def test_no_systemd_unit_writes_code_that_another_runs() -> None:
     page = (FOLDER / "systemd.md").read_text(encoding="utf-8")
     (common,) = [
         text for text in blocks(FOLDER / "systemd.md", "ini") if "EnvironmentFile=/etc/lisarec/lisarec" in text
@@ -105,7 +105,7 @@ def test_no_unit_of_systemd_writes_code_that_another_one_runs() -> None:
     assert not re.search(r"^(CacheDirectory|ReadWritePaths|BindPaths)=(?!%p$)", page, re.MULTILINE)
 
 
-def test_each_cache_of_commands_is_made_before_it_is_used_and_is_no_other_s() -> None:
+def test_each_command_cache_is_created_before_use_and_not_shared() -> None:
     """Systemd makes those of units only when they start; until then, an upgrade from one shared cache has none."""
     page = (FOLDER / "systemd.md").read_text(encoding="utf-8")
     used = re.findall(r"^(.*?)NUMBA_CACHE_DIR=(/var/cache/[\w-]+)/numba", page, re.MULTILINE | re.DOTALL)
@@ -117,7 +117,7 @@ def test_each_cache_of_commands_is_made_before_it_is_used_and_is_no_other_s() ->
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_compose_takes_what_a_page_adds_to_its_file(page: Path, tmp_path: Path) -> None:
+def test_compose_accepts_documented_additions(page: Path, tmp_path: Path) -> None:
     if shutil.which("docker-compose") is None:
         pytest.skip("Docker Compose is not installed")
     for text in blocks(page, "yaml"):
@@ -127,7 +127,7 @@ def test_compose_takes_what_a_page_adds_to_its_file(page: Path, tmp_path: Path) 
             run("docker-compose", "--project-directory", str(tmp_path), *files, "config", "--quiet")
 
 
-def test_haproxy_takes_the_listener_for_tls(tmp_path: Path) -> None:
+def test_haproxy_accepts_the_documented_tls_listener(tmp_path: Path) -> None:
     try:
         haproxy = program("haproxy")
     except FileNotFoundError as exc:
@@ -141,7 +141,7 @@ def test_haproxy_takes_the_listener_for_tls(tmp_path: Path) -> None:
     run(haproxy, "-c", "-f", str(HAPROXY_CONFIG), "-f", str(tmp_path / "tls.cfg"))
 
 
-def test_proxies_close_idle_connections_before_what_they_connect_to() -> None:
+def test_proxies_close_idle_connections_before_their_upstreams() -> None:
     """Or a request meets a connection that is being closed, and few proxies send a POST again."""
     text = (FOLDER / "tls.md").read_text(encoding="utf-8")
     pools = [int(seconds) for seconds in re.findall(r"\bkeepalive(?:_timeout)? (\d+)s\b", text)]
@@ -153,7 +153,7 @@ def test_proxies_close_idle_connections_before_what_they_connect_to() -> None:
     assert max(defaults) < IDLE_TIMEOUT_S
 
 
-def test_passwords_of_a_cluster_of_one_s_own_are_out_of_others_reach(tmp_path: Path) -> None:
+def test_passwords_of_an_own_cluster_are_not_readable_by_others(tmp_path: Path) -> None:
     """Containers run as different users, so everybody can read the files: only the folders keep others out."""
     (script,) = (block for block in blocks(FOLDER / "redis-cluster.md", "sh") if "make-secrets" in block)
     run("sh", "-euc", f"umask 022\n{script.replace(' /', f' {tmp_path}/')}")
@@ -162,7 +162,7 @@ def test_passwords_of_a_cluster_of_one_s_own_are_out_of_others_reach(tmp_path: P
         assert (tmp_path / folder).stat().st_mode & 0o077 == 0
 
 
-def test_no_page_writes_a_key_to_a_file_that_others_can_read() -> None:
+def test_no_page_writes_a_key_to_a_world_readable_file() -> None:
     shells = "\n".join(block for page in (ROOT / "docs").rglob("*.md") for block in blocks(page, "sh"))
     writing = re.findall(r"^.*\bkeys add .*>.*$", shells, re.MULTILINE)
     assert len(writing) == 3

@@ -1,4 +1,4 @@
-"""A proxy in front of the load balancer: each of its clients is a source of its own, and nobody else is believed."""
+"""A proxy in front of the load balancer: its clients are separate sources, and only it is trusted."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def fills_its_share(port: int, source: str) -> bool:
 
 
 @pytest.mark.parametrize("way", ["connections", "requests", "balancer"])
-def test_who_has_as_much_as_a_source_may_have_keeps_nobody_else_out(ports: dict[str, int], way: str) -> None:
+def test_a_client_at_its_limit_does_not_block_others(ports: dict[str, int], way: str) -> None:
     wait_until(lambda: fills_its_share(ports[way], GREEDY))
     wait_until(lambda: answer(ports[way], GREEDY) == 200)  # when that is over
 
 
-def test_a_client_that_is_refused_is_told_when_to_come_again(ports: dict[str, int]) -> None:
+def test_a_refused_client_gets_retry_after(ports: dict[str, int]) -> None:
     def refusal() -> bytes:
         with ExitStack() as stack:
             for _ in range(MAX_PER_SOURCE):

@@ -1,4 +1,4 @@
-"""docker/redis/redis-cluster-keep with real nodes: it creates their cluster once, and finds them at other addresses."""
+"""docker/redis/redis-cluster-keep with real nodes: it creates the cluster once, and finds nodes at new addresses."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def introductions(node: Any) -> int:
     return int(node.info("commandstats").get("cmdstat_cluster|meet", {"calls": 0})["calls"])
 
 
-def test_a_cluster_is_made_once_and_found_again_under_other_addresses(site: Site) -> None:
+def test_a_cluster_is_created_once_and_found_at_new_addresses(site: Site) -> None:
     with site.nodes(FIRST) as running:
         with site.keeper(FIRST):
             site.wait_until_whole(running)
@@ -163,7 +163,7 @@ def arguments_of_processes() -> str:
     return shown.replace(b"\0", b" ").decode(errors="replace")
 
 
-def test_nobody_reads_a_password_in_the_arguments_of_a_node(site: Site, tmp_path: Path) -> None:
+def test_no_password_is_in_the_arguments_of_a_node(site: Site, tmp_path: Path) -> None:
     """Redis hides its own; those of the script that started it stay."""
     (given := tmp_path / "given").mkdir()
     password = r"""a "quoted" back\slash, a 'tick', a $HOME and a #"""
@@ -177,7 +177,7 @@ def test_nobody_reads_a_password_in_the_arguments_of_a_node(site: Site, tmp_path
     assert [word for word in (password, site.users.password, site.users.admin_password) if word in shown] == []
 
 
-def test_a_replica_that_asks_for_its_primary_at_a_former_address_is_told_its_primary_again(site: Site) -> None:
+def test_a_replica_with_a_stale_primary_address_is_reattached(site: Site) -> None:
     with site.nodes(FIRST) as running:
         with site.keeper(FIRST):
             site.wait_until_whole(running)
@@ -202,7 +202,7 @@ def test_a_replica_that_asks_for_its_primary_at_a_former_address_is_told_its_pri
     assert found in site.log.read_text()
 
 
-def test_a_creation_that_was_cut_off_begins_again_but_never_where_there_are_data(site: Site) -> None:
+def test_an_interrupted_creation_restarts_unless_there_are_data(site: Site) -> None:
     with site.nodes(FIRST) as running:
         first, second, *_ = running
 
@@ -229,7 +229,7 @@ def test_a_creation_that_was_cut_off_begins_again_but_never_where_there_are_data
             site.wait_until_whole(running)
 
 
-def test_replicas_are_attached_where_the_creation_was_cut_off_and_a_service_has_written(site: Site) -> None:
+def test_replicas_are_attached_after_an_interrupted_creation_with_data(site: Site) -> None:
     with site.nodes(FIRST) as running:
         first, *_ = running
         wait_until(lambda: all(map(answers, running)), site.log.read_text)
@@ -246,7 +246,7 @@ def test_replicas_are_attached_where_the_creation_was_cut_off_and_a_service_has_
         assert [primary_of(node) for node in running] == ["-", "-", "-", names[2], names[0], names[1]]
 
 
-def test_a_replica_that_lost_everything_is_attached_again(site: Site) -> None:
+def test_a_replica_without_data_is_reattached(site: Site) -> None:
     with site.nodes(FIRST) as running, site.keeper(FIRST):
         site.wait_until_whole(running)
         replica = next(node for node in running if primary_of(node) != "-")
@@ -257,7 +257,7 @@ def test_a_replica_that_lost_everything_is_attached_again(site: Site) -> None:
         assert [name_of(node) for node in running] == names
 
 
-def test_new_nodes_are_left_to_the_operator_until_one_has_slots(site: Site) -> None:
+def test_new_nodes_are_left_to_the_operator_until_they_have_slots(site: Site) -> None:
     with site.nodes(FIRST, 8) as running:
         *old, new, its_replica = running
         with site.keeper(FIRST):

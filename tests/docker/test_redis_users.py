@@ -1,4 +1,4 @@
-"""Redis as the compose file has it: passwords made once, users who may do what they must."""
+"""Redis of the compose file: generated passwords, and users with minimal permissions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_secrets(folders: tuple[Path, Path, Path]) -> tuple[str, str]:
     return (folders[0] / "redis_password").read_text(), (folders[1] / "users.acl").read_text()
 
 
-def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_passwords_are_generated_once_or_given(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
     password, users = make_secrets(folders)
     assert len(password) == 64
     assert password not in users
@@ -88,9 +88,7 @@ def test_a_power_cut_leaves_no_empty_file(
 
 @pytest.mark.parametrize("name", ["redis_password", "redis_password.next", "admin_password", "replica_password.next"])
 @pytest.mark.parametrize("given", ["", "\n", "\r\n", "  ", " blank before", "a directory", "unreadable"])
-def test_a_password_that_would_let_everybody_in_is_refused(
-    folders: tuple[Path, Path, Path], given: str, name: str
-) -> None:
+def test_an_invalid_password_file_is_refused(folders: tuple[Path, Path, Path], given: str, name: str) -> None:
     file = folders[2] / name
     if given == "a directory":
         file.mkdir()
@@ -113,7 +111,7 @@ def may_log_in(port: int, user: str, password: str) -> bool:
 
 
 @pytest.mark.usefixtures("alpine_shell")
-def test_the_password_is_changed_while_connections_and_services_go_on_with_the_old_one(tmp_path: Path) -> None:
+def test_a_password_change_keeps_existing_connections(tmp_path: Path) -> None:
     port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
     folders = tmp_path / "secrets", tmp_path / "acl", tmp_path / "given"
     folders[2].mkdir()
@@ -145,7 +143,7 @@ def test_the_password_is_changed_while_connections_and_services_go_on_with_the_o
         server.wait()
 
 
-def test_the_passwords_of_admin_and_replica_are_changed_while_a_replica_follows(tmp_path: Path) -> None:
+def test_admin_and_replica_passwords_change_while_a_replica_follows(tmp_path: Path) -> None:
     users, log, ports = make_users(tmp_path), tmp_path / "redis.log", [free_port(), free_port()]
     app, acl, given = (tmp_path / name for name in ("secrets", "acl", "given"))
     given.mkdir()
@@ -197,7 +195,7 @@ def allowed_by_user(admin: redis.Redis) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("alpine_shell")
-def test_a_user_has_nothing_but_what_the_file_says(tmp_path: Path) -> None:
+def test_users_have_only_the_permissions_of_the_file(tmp_path: Path) -> None:
     """Rules that were added by hand, or stood in an earlier file, do not stay."""
     with redis_server(tmp_path) as url:
         users, port = make_users(tmp_path), int(url.rpartition(":")[2].partition("/")[0])
@@ -232,7 +230,7 @@ def use_service_and_archiver(start: Callable[..., Client], folder: Path, url: st
         client.close()
 
 
-def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Client], tmp_path: Path) -> None:
+def test_the_service_user_has_minimal_permissions(start: Callable[..., Client], tmp_path: Path) -> None:
     with redis_server(tmp_path) as url:
         users = make_users(tmp_path)
         use_service_and_archiver(start, tmp_path, url)
@@ -245,7 +243,7 @@ def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Clie
                     service.execute_command(command)
 
 
-def test_the_user_of_the_page_on_managed_servers_may_do_what_it_has_to_with_its_keys_alone(
+def test_the_documented_user_of_managed_servers_has_minimal_permissions(
     start: Callable[..., Client], tmp_path: Path
 ) -> None:
     (rules,) = re.findall(r"^user lisarec on #SHA256 (.*)$", MANAGED_REDIS.read_text(), re.MULTILINE)
@@ -305,7 +303,7 @@ def test_a_restarted_redis_has_every_acknowledged_event(
 
 
 @pytest.mark.usefixtures("alpine_shell")
-def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
+def test_a_redis_with_an_unreadable_append_only_file_stops(tmp_path: Path) -> None:
     port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
     command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
     server = start_redis(command, log)
@@ -333,7 +331,7 @@ def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alpine_shell")
-def test_a_replica_keeps_no_copy_of_the_data_besides_its_log(tmp_path: Path) -> None:
+def test_a_replica_keeps_only_its_append_only_file(tmp_path: Path) -> None:
     users, log, ports = make_users(tmp_path), tmp_path / "redis.log", [free_port(), free_port()]
     with ExitStack() as stack:
         for port, options in zip(ports, ((), replica_options(users, ports[0])), strict=True):
@@ -354,7 +352,7 @@ def test_a_replica_keeps_no_copy_of_the_data_besides_its_log(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("alpine_shell")
-def test_a_replica_keeps_the_snapshot_of_its_primary_until_it_has_a_log(tmp_path: Path) -> None:
+def test_a_replica_keeps_the_snapshot_until_it_has_an_append_only_file(tmp_path: Path) -> None:
     users, log, ports = make_users(tmp_path), tmp_path / "redis.log", [free_port(), free_port()]
     slow = ("--rdb-key-save-delay", "60000000")
     with ExitStack() as stack:

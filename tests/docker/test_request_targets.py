@@ -1,4 +1,4 @@
-"""Paths that operators alone may call, in every spelling, over plain sockets: through HAProxy and directly."""
+"""Operator-only paths, in every spelling, over plain sockets: through HAProxy and directly."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def ask(where: tuple[str, int], target: str, version: str = "1.1") -> tuple[int,
 
 @pytest.mark.parametrize("path", OPERATORS)
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-def test_no_spelling_reaches_what_is_for_operators(running: Topology, path: str, version: str) -> None:
+def test_no_spelling_reaches_operator_paths(running: Topology, path: str, version: str) -> None:
     replica = (str(running.replicas[0].address), running.replica_port)
     assert ask(replica, path)[0] == 200  # it is there
     passed = {
@@ -101,7 +101,7 @@ def test_the_service_itself_refuses_control_characters(running: Topology, path: 
             assert (status, json.loads(body)["error"]["code"]) == (422, "invalid_request"), control
 
 
-def test_what_is_for_everybody_is_passed_on(running: Topology) -> None:
+def test_public_paths_are_passed_on(running: Topology) -> None:
     plain = [
         "/healthz",
         "/v1/model",
@@ -114,12 +114,12 @@ def test_what_is_for_everybody_is_passed_on(running: Topology) -> None:
 
 
 @pytest.mark.parametrize("where", ["balancer", "replica"])
-def test_an_encoded_slash_is_part_of_an_id_and_of_no_other_path(running: Topology, where: str) -> None:
+def test_an_encoded_slash_belongs_to_an_id(running: Topology, where: str) -> None:
     by_where = {"balancer": address(running.url), "replica": (str(running.replicas[0].address), running.replica_port)}
     found = {path: ask(by_where[where], path)[0] for path in WITH_SLASHES}
     assert found == WITH_SLASHES
 
 
-def test_balancer_and_service_refuse_by_the_same_expression() -> None:
+def test_load_balancer_and_service_use_the_same_expression() -> None:
     (of_balancer,) = re.findall(r'path -m reg -i "([^"]+)"', HAPROXY_CONFIG.read_text())
     assert of_balancer.encode() == AMBIGUOUS.pattern

@@ -1,4 +1,4 @@
-"""What the image is built from: every file by its hash, and the versions that everybody else has too."""
+"""The image's lock file: every file by its hash, and the same versions as everywhere else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def needed(names: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_versions_are_those_of_the_constraints(name: str) -> None:
+def test_versions_equal_the_constraints(name: str) -> None:
     for package, (pinned, hashes) in locked(name).items():
         assert hashes
         if package in PINS:
@@ -61,7 +61,7 @@ def test_versions_are_those_of_the_constraints(name: str) -> None:
             assert name in ("cuda.txt", "build.txt"), f"{package} is in no constraint"
 
 
-def test_nothing_is_missing_and_nothing_too_many() -> None:
+def test_the_lock_is_complete_and_minimal() -> None:
     optional = PROJECT["project"]["optional-dependencies"]
     wanted = needed([*PROJECT["project"]["dependencies"], *optional["kafka"]])
     assert locked("requirements.txt").keys() | locked("torch.txt").keys() >= wanted
@@ -84,7 +84,7 @@ def licences(name: str) -> set[str]:
     return classified or {*declared.get_all("License", [])}
 
 
-def test_the_licences_of_the_image_are_those_of_the_page() -> None:
+def test_licences_equal_the_page() -> None:
     found = {name: licences(name) for name in locked("requirements.txt").keys() | locked("torch.txt").keys()}
     assert all(found.values())
     others = {name: left for name, all_ in found.items() if (left := {x for x in all_ if not PERMISSIVE.fullmatch(x)})}
@@ -94,14 +94,14 @@ def test_the_licences_of_the_image_are_those_of_the_page() -> None:
     assert named == ", ".join(f"`{name}`" for name in sorted(others))
 
 
-def test_a_release_is_made_by_nothing_without_a_hash() -> None:
+def test_releases_install_only_hashed_packages() -> None:
     """What makes the wheel and its bill of materials runs where they are attested."""
     installs = re.findall(r"\$\(TOOLS\)/bin/python -m pip install (.*)", (ROOT / "Makefile").read_text())
     locks = [f"--no-deps --require-hashes -r docker/requirements/{name}" for name in ("build.txt", "sbom.txt")]
     assert installs == locks
 
 
-def test_the_image_takes_nothing_without_a_hash() -> None:
+def test_the_image_installs_only_hashed_packages() -> None:
     text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
     installs = re.findall(r"pip install [^&;\n]*", text)
     assert len(installs) == 4
@@ -113,7 +113,7 @@ def test_the_image_takes_nothing_without_a_hash() -> None:
     assert "--no-build-isolation" in wheel[0]
 
 
-def test_the_image_takes_torch_for_arm_which_has_no_tests(tmp_path: Path) -> None:
+def test_the_lock_has_torch_for_arm(tmp_path: Path) -> None:
     (remove,) = re.findall(r"rm -.*; \\\n *find .*", (ROOT / "docker" / "Dockerfile").read_text())
     for name in ("bin/protoc", "bin/torch_shm_manager", "include/torch.h", "lib/libtorch.so"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Load balancer, replicas and Redis together, as docker-compose.yml runs them: nobody notices who comes and goes."""
+"""Load balancer, replicas and Redis as docker-compose.yml runs them: restarts and scaling fail no request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def addresses(running: Topology) -> list[str]:
     return [f"http://{replica.address}:{running.replica_port}" for replica in running.replicas]
 
 
-def test_what_one_replica_took_the_others_know_at_once(running: Topology) -> None:
+def test_events_are_visible_on_other_replicas_at_once(running: Topology) -> None:
     running.scale(2)
     first, second = addresses(running)
     for n in range(1, 11):
@@ -42,7 +42,7 @@ def test_what_one_replica_took_the_others_know_at_once(running: Topology) -> Non
         first, second = second, first
 
 
-def test_the_largest_body_fits_and_a_larger_one_gets_the_services_answer(running: Topology) -> None:
+def test_the_largest_body_passes_and_a_larger_one_gets_413_of_the_service(running: Topology) -> None:
     event = b'{"user_id": "bea", "item_id": "item-1"}'
     answers = [
         httpx.post(f"{running.url}/v1/events", content=event.ljust(size)) for size in (BODY_LIMIT, BODY_LIMIT + 1)
@@ -51,7 +51,7 @@ def test_the_largest_body_fits_and_a_larger_one_gets_the_services_answer(running
     assert answers[1].json()["error"]["code"] == "body_too_large"
 
 
-def test_a_request_gets_an_id_unless_it_has_one_that_can_stand_in_a_line(running: Topology) -> None:
+def test_a_request_without_a_valid_id_gets_one(running: Topology) -> None:
     def answered(*given: str) -> str:
         headers = [("X-Request-ID", one) for one in given]
         return str(httpx.get(f"{running.url}/healthz", headers=headers).headers["x-request-id"])
@@ -61,13 +61,13 @@ def test_a_request_gets_an_id_unless_it_has_one_that_can_stand_in_a_line(running
         assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", answered(*insane))
 
 
-def test_a_head_that_is_too_large_is_refused(running: Topology) -> None:
+def test_a_too_large_head_is_refused(running: Topology) -> None:
     answer = httpx.get(f"{running.url}/healthz", headers={"x-long": "x" * 20_000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (431, "head_too_large")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/%6detrics", "/v1/admin/generations/tiny/activate", "/v1/%61dmin/x"])
-def test_what_is_for_operators_is_not_passed_on_however_it_is_spelled(running: Topology, path: str) -> None:
+def test_operator_paths_are_not_passed_on(running: Topology, path: str) -> None:
     answer = httpx.get(f"{running.url}{path}")
     assert (answer.status_code, answer.json()["error"]["message"].endswith(("/metrics", "/v1/admin"))) == (404, True)
 
@@ -90,7 +90,7 @@ def servers(running: Topology, state: str) -> int:
     return len(re.findall(rf'^haproxy_server_status{{proxy="replicas",.*state="{state}"}} 1$', exported, re.M))
 
 
-def test_replicas_that_are_found_before_they_listen_fail_no_request(running: Topology) -> None:
+def test_replicas_resolved_before_they_listen_fail_no_request(running: Topology) -> None:
     """As many as may be added at a time: the first request after that meets them all, and with one retry less fails."""
     running.scale(1)
     silent = {FIRST_ADDRESS + 20 + n for n in range(MAX_DISCOVERED - 1)}
@@ -111,7 +111,7 @@ def test_replicas_that_are_found_before_they_listen_fail_no_request(running: Top
             wait_until(lambda: servers(running, "MAINT") == len(silent))
 
 
-def test_without_a_replica_clients_are_told_to_come_back(running: Topology) -> None:
+def test_without_replicas_clients_get_503_with_retry_after(running: Topology) -> None:
     running.scale(0)
     # the balancer may try again for some seconds before it knows
     answer = httpx.get(f"{running.url}/v1/users/whisper", headers={"X-Request-ID": "no-replica-1"}, timeout=PATIENCE_S)
@@ -126,7 +126,7 @@ def test_without_a_replica_clients_are_told_to_come_back(running: Topology) -> N
 
 
 @pytest.mark.parametrize("size", [0, BODY_LIMIT])
-def test_the_request_that_a_lost_replica_refuses_goes_to_another_one(running: Topology, size: int) -> None:
+def test_a_request_refused_by_a_lost_replica_is_retried_on_another(running: Topology, size: int) -> None:
     running.scale(2)
     wait_until(lambda: servers(running, "UP") == 2)
     lost = running.replicas.pop(0)

@@ -1,4 +1,4 @@
-"""`lisarec mcp`, asked by the SDK's own client over standard input and output."""
+"""`lisarec mcp`, called by the SDK's own client over standard input and output."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_assistant_searches_recommends_explains_and_reads_statistics(
     assert service.log(ann) == []
 
 
-def test_events_are_taken_where_that_is_allowed(service: Service, key_file: Path, ann: str) -> None:
+def test_events_are_accepted_if_allowed(service: Service, key_file: Path, ann: str) -> None:
     async def ask(session: ClientSession) -> None:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
         assert tools.keys() == READING | {"record_event"}
@@ -115,7 +115,7 @@ def test_events_are_taken_where_that_is_allowed(service: Service, key_file: Path
         ("here", "", "not a valid base URL"),
     ],
 )
-def test_it_ends_at_once_where_it_has_no_service(
+def test_it_exits_at_once_without_a_service(
     service: Service, tmp_path: Path, url: str | None, key: str, reason: str
 ) -> None:
     (tmp_path / "key").write_text(key)

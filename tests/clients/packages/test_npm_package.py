@@ -1,4 +1,4 @@
-"""The npm package as it is installed: in Node.js and in a browser against the service, and its types."""
+"""The installed npm package: in Node.js and in a browser against the service, and its types."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ BROKEN = (
 )
 
 
-def test_a_shop_in_node_gets_lists_and_loses_no_event(
-    npm_project: Path, service: Service, front: Front, ann: str
-) -> None:
+def test_node_gets_lists_and_loses_no_event(npm_project: Path, service: Service, front: Front, ann: str) -> None:
     plays = iter(BROKEN)
     front.play = lambda exchange: next(plays, Exchange.forward)(exchange)
     shutil.copy(HERE / "shop.mjs", npm_project)
@@ -42,7 +40,7 @@ def test_a_shop_in_node_gets_lists_and_loses_no_event(
     assert (bought["value"], bought["order_id"], bought["timestamp"]) == (9.5, "order-1", 1e9)
 
 
-def test_a_page_sends_events_by_it(
+def test_a_page_sends_events(
     npm_project: Path,
     service: Service,
     ann: str,
@@ -81,7 +79,7 @@ def test_a_page_sends_events_by_it(
     page.close()
 
 
-def test_its_types_are_those_of_the_description(npm_sources: Path, npm_project: Path, service: Service) -> None:
+def test_types_match_openapi(npm_sources: Path, npm_project: Path, service: Service) -> None:
     """openapi-typescript describes every operation without a warning, and the package's own types agree with it."""
     document = httpx.get(f"{service.url}/openapi.json").json()
     description = npm_project / "openapi.json"
@@ -99,7 +97,7 @@ def test_its_types_are_those_of_the_description(npm_sources: Path, npm_project: 
     compile_strictly(npm_sources, npm_project, "schemas.ts")
 
 
-def test_a_shop_in_strict_typescript_compiles(npm_sources: Path, npm_project: Path) -> None:
+def test_the_example_compiles_in_strict_typescript(npm_sources: Path, npm_project: Path) -> None:
     options = ("--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess")
     compile_strictly(npm_sources, npm_project, "shop.ts", *options)
 
@@ -110,7 +108,7 @@ def compile_strictly(npm_sources: Path, npm_project: Path, name: str, *options: 
     run(str(npm_sources / "node_modules" / ".bin" / "tsc"), *always, *options, name, cwd=npm_project)
 
 
-def test_what_is_published_is_the_build_alone(npm_project: Path) -> None:
+def test_only_the_build_is_published(npm_project: Path) -> None:
     installed = npm_project / "node_modules" / "lisarec-client"
     assert {path.name for path in installed.iterdir()} == {"LICENSE", "README.md", "dist", "package.json"}
     described = json.loads((installed / "package.json").read_text())

@@ -1,4 +1,4 @@
-"""`import lisarec`: the lists of the service, models that it trains and measures, and the notebook that shows it."""
+"""`import lisarec`: lists equal those of the service; training, evaluation, and the notebook."""
 
 from __future__ import annotations
 
@@ -71,21 +71,21 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
         {"basket": ["item-1"], "k": 3},
     ],
 )
-def test_lists_are_those_of_the_service(
+def test_lists_equal_those_of_the_service(
     recommender: lisarec.Recommender, served: Callable[..., list[dict[str, Any]]], wishes: Any
 ) -> None:
     assert recommender.recommend(HISTORY, **wishes) == served(history=HISTORY, **wishes)
     assert recommender.explain(HISTORY, **wishes) == served(history=HISTORY, explain=True, **wishes)
 
 
-def test_many_histories_are_answered_together(recommender: lisarec.Recommender) -> None:
+def test_batches_equal_single_histories(recommender: lisarec.Recommender) -> None:
     histories = [HISTORY[:length] for length in range(4)] + [["unheard-of"]]
     lists = recommender.recommend_many(histories, k=7)
     assert lists == [recommender.recommend(history, k=7) for history in histories]
     assert lists[0] == lists[-1]  # popular items, as for who is unknown
 
 
-def test_items_are_found_by_words_and_by_likeness(
+def test_items_are_found_by_search_and_similarity(
     recommender: lisarec.Recommender, served: Callable[..., list[dict[str, Any]]]
 ) -> None:
     assert "item-7" in recommender
@@ -97,14 +97,14 @@ def test_items_are_found_by_words_and_by_likeness(
         recommender.similar("unheard-of")
 
 
-def test_wishes_are_what_requests_take() -> None:
+def test_wishes_accept_the_options_of_requests() -> None:
     about_users = {"user_id", "history", "state", "exclude_events", "within", "mode", "rotation", "rotation_days"}
     about_a_store = {"scenario", "objective", "max_per", "debug", "explain", "k"}
     taken = RecommendationRequest.model_fields.keys() - about_users - about_a_store
     assert lisarec.Wishes.__annotations__.keys() == taken
 
 
-def test_what_cannot_be_asked_for_is_a_value_error(recommender: lisarec.Recommender, tmp_path: Path) -> None:
+def test_invalid_options_raise_value_error(recommender: lisarec.Recommender, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"filter at character \d+"):
         recommender.recommend(HISTORY, filter="item.title ==")
     with pytest.raises(ValueError, match="the request is not valid; k "):
@@ -117,7 +117,7 @@ def test_what_cannot_be_asked_for_is_a_value_error(recommender: lisarec.Recommen
         lisarec.load(tmp_path)
 
 
-def test_any_thread_may_ask_until_it_is_closed(model: Path) -> None:
+def test_any_thread_may_use_it_until_closed(model: Path) -> None:
     before = {*threading.enumerate()}
     recommender = lisarec.load(model)
     found: list[Any] = []
@@ -134,7 +134,7 @@ def test_any_thread_may_ask_until_it_is_closed(model: Path) -> None:
         recommender.recommend(HISTORY)
 
 
-def test_a_program_keeps_its_threads(model: Path) -> None:
+def test_thread_settings_of_the_program_are_kept(model: Path) -> None:
     def threads() -> list[int]:
         return [torch.get_num_threads(), *(get_threads() for get_threads in openblas_functions("get"))]
 
@@ -144,7 +144,7 @@ def test_a_program_keeps_its_threads(model: Path) -> None:
             assert threads() == [2, 2]
 
 
-def test_the_environment_of_a_service_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_a_service_in_the_environment_are_ignored(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"REDIS_URL": "redis://no-such-host", "KEYS_FILE": "no-keys", "MODEL_DIR": "none"}.items():
         monkeypatch.setenv(f"LISAREC_{name}", value)
     with lisarec.load(model) as recommender:
@@ -152,7 +152,7 @@ def test_the_environment_of_a_service_changes_nothing(model: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("interpreter_starts")
-def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
+def test_an_unclosed_recommender_leaves_no_files(model: Path, tmp_path: Path) -> None:
     program = "import sys, lisarec; print(len(lisarec.load(sys.argv[1]).recommend(['item-1'])), 'torch' in sys.modules)"
     done = subprocess.run(
         [
@@ -182,7 +182,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestTraining:
-    def test_it_makes_a_model_and_measures_it(self, shop: Path, tmp_path: Path) -> None:
+    def test_trains_and_evaluates_a_model(self, shop: Path, tmp_path: Path) -> None:
         with lisarec.train(shop, tmp_path / "shop", epochs=1, lift=1.5, event_weights={"purchase": 2}) as trained:
             (popular, *_) = trained.recommend([])
             assert trained.recommend([popular["item_id"]], k=3)
@@ -192,7 +192,7 @@ class TestTraining:
         measured = lisarec.evaluate(tmp_path / "shop", shop, protocol="loo_sampled100")
         assert measured == evaluate_models([load_model(tmp_path / "shop")], shop, "loo_sampled100").to_json()
 
-    def test_the_example_of_the_package_runs(self, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_runs_the_example_of_the_package(self, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "shop").symlink_to(shop)
         monkeypatch.chdir(tmp_path)
@@ -200,7 +200,7 @@ class TestTraining:
         example = example.replace("tea-2", "school-bag-red").replace("cup-1", "pencil-case-red").replace("=5)", "=1)")
         exec(compile(example, "example", "exec"), {})
 
-    def test_it_refuses_what_cannot_be(self, shop: Path, tmp_path: Path) -> None:
+    def test_refuses_invalid_arguments(self, shop: Path, tmp_path: Path) -> None:
         for settings, reason in (
             ({"preset": "linear"}, "is a mechanism"),
             ({"preset": "lisa-micro"}, "lisa-micro"),
@@ -224,7 +224,7 @@ class TestTraining:
             ("user_id,item_id,timestamp,type\nu,i,1,a\n", {"types": {"aa": "view"}}, "which types names"),
         ],
     )
-    def test_errors_of_tables_name_arguments(
+    def test_names_arguments_in_errors_of_tables(
         self, tmp_path: Path, table: str, settings: dict[str, Any], argument: str
     ) -> None:
         (tmp_path / "events.csv").write_text(table)
@@ -245,7 +245,7 @@ nbformat.write(notebook, "run.ipynb")
 
 
 @pytest.mark.usefixtures("interpreter_starts")
-def test_the_notebook_runs_and_shows_what_it_says(tmp_path: Path) -> None:
+def test_the_notebook_reproduces_its_output(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")}
     command = [sys.executable, "-c", RUN, str(NOTEBOOK)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""`lisarec-client` as it is installed from its built files, and clients that others generate from the description."""
+"""The built `lisarec-client` package, and clients generated from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_it_installs_and_reaches_the_service(built: Path, tmp_path: Path, service: Service, ann: str) -> None:
+def test_the_package_installs_and_reaches_the_service(built: Path, tmp_path: Path, service: Service, ann: str) -> None:
     (wheel,) = built.glob("*.whl")
     run(
         sys.executable,
@@ -68,7 +68,7 @@ def test_it_installs_and_reaches_the_service(built: Path, tmp_path: Path, servic
     assert [event["item_id"] for event in service.log(ann)] == ["item-1"]
 
 
-def test_it_has_the_folder_s_files_and_types(built: Path, tmp_path: Path) -> None:
+def test_the_package_contains_all_files_and_types(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}

@@ -1,4 +1,4 @@
-"""The wheel, installed where nothing else of the repository is: one package, which trains, serves and recommends.
+"""The wheel, installed alone: one package that trains, serves and recommends.
 
 It lies in var/wheel, and numba's files beside it, so that kernels which have not changed are not compiled again.
 """
@@ -96,7 +96,7 @@ def installed(built: Path) -> Installation:
     return installation
 
 
-def test_whoever_builds_it_again_gets_the_same_bytes(built: Path, tmp_path: Path) -> None:
+def test_the_build_is_reproducible(built: Path, tmp_path: Path) -> None:
     """At another time, in another zone, with other permissions: so a release can be compared with its sources."""
     (sources,) = built.parent.glob("lisarec-*/")
     again = shutil.copytree(sources, tmp_path / "elsewhere", copy_function=shutil.copy)
@@ -110,7 +110,7 @@ def test_whoever_builds_it_again_gets_the_same_bytes(built: Path, tmp_path: Path
         assert (tmp_path / file.name).read_bytes() == file.read_bytes()
 
 
-def test_one_package_is_installed_and_all_of_it_can_be_imported(installed: Installation, tmp_path: Path) -> None:
+def test_one_importable_package_is_installed(installed: Installation, tmp_path: Path) -> None:
     assert {path.name.partition("-")[0] for path in installed.packages.iterdir()} == {"lisarec"}
     assert not [path for path in installed.packages.rglob("*") if path.name in ("npm", "tests", "node_modules")]
     assert int(installed.run("python", "-c", IMPORT_ALL, cwd=tmp_path)) > 300
@@ -141,7 +141,7 @@ def serving(installed: Installation, directory: Path, *options: str) -> Iterator
         assert process.wait(PATIENCE_S) in (0, -15), (directory / "log").read_text()
 
 
-def test_it_trains_serves_and_recommends(installed: Installation, tmp_path: Path) -> None:
+def test_the_wheel_trains_serves_and_recommends(installed: Installation, tmp_path: Path) -> None:
     with (tmp_path / "events.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["user_id", "item_id", "timestamp"])
@@ -179,7 +179,7 @@ c = 'é'; from storage.x import y
 """
 
 
-def test_imports_are_moved_and_nothing_else() -> None:
+def test_only_imports_are_rewritten() -> None:
     expected = SOURCE.replace("from app", "from lisarec.app").replace("from model import", "from lisarec.model import")
     assert moved(SOURCE, "it") == expected.replace("from storage", "from lisarec.storage")
     for refused in ("import app.main", "import os, model", "from  app import main", "from \\\n app import main"):
@@ -187,7 +187,7 @@ def test_imports_are_moved_and_nothing_else() -> None:
             moved(refused, "it")
 
 
-def test_no_module_is_named_in_a_text() -> None:
+def test_no_text_names_a_module() -> None:
     """Such a name would be another one in the wheel."""
     of_a_module = re.compile(rf"[\"']((?:{'|'.join(INNER)})(?:\.\w+)+)[\"':]")
     for path in [file for folder in (*INNER, "lisarec") for file in (ROOT / folder).rglob("*.py")]:

@@ -1,4 +1,4 @@
-"""The script for pages: what is served, and how it behaves in a real browser on the pages of a shop."""
+"""The browser script: how it is served, and its behaviour in a real browser on the pages of a shop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def without_service(exchange: Exchange) -> None:
         exchange.forward()
 
 
-def test_it_is_small_and_open_and_kept_by_browsers(service: Service) -> None:
+def test_the_script_is_small_public_and_cacheable(service: Service) -> None:
     answer = httpx.get(f"{service.url}/client.js")
     assert answer.status_code == 200
     assert len(answer.content) <= 2_048
@@ -51,7 +51,7 @@ def test_it_is_small_and_open_and_kept_by_browsers(service: Service) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_documented_page_sends_what_is_seen_and_clicked(
+def test_the_documented_page_sends_impressions_and_clicks(
     shop: Shop, context: BrowserContext, integration_script: Callable[[str], str]
 ) -> None:
     shop.pages["/"] = "<!doctype html><button id='buy'>Buy</button>" + integration_script("html").replace(
@@ -74,7 +74,7 @@ def test_the_documented_page_sends_what_is_seen_and_clicked(
     assert abs(id_time_us / 1e6 - time.time()) < PATIENCE_S
 
 
-def test_what_came_into_view_is_one_impression(
+def test_visible_items_are_one_impression(
     page: Page, shop: Shop, context: BrowserContext, documented: Callable[[str], str]
 ) -> None:
     cards = "".join(f"<p data-item=item-{n} style='height: 40px'>tea</p>" for n in range(1, 4))
@@ -86,7 +86,7 @@ def test_what_came_into_view_is_one_impression(
     assert sorted(seen["items"]) == ["item-1", "item-2", "item-3"]
 
 
-def test_an_item_that_came_into_view_twice_is_once_in_the_impression(
+def test_an_item_visible_twice_is_once_in_the_impression(
     page: Page, shop: Shop, context: BrowserContext, documented: Callable[[str], str]
 ) -> None:
     page.evaluate(
@@ -117,7 +117,7 @@ def test_the_visitor_s_id_is_in_a_first_party_cookie_for_a_year(
     wait_until(lambda: [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-3"])
 
 
-def test_what_failed_is_sent_by_the_next_page_with_the_same_ids(
+def test_failed_events_are_resent_by_the_next_page_with_the_same_ids(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:
     front.play = without_service
@@ -131,9 +131,7 @@ def test_what_failed_is_sent_by_the_next_page_with_the_same_ids(
     assert sorted(shop.service.logged_ids(visitor(context))) == stored  # some were on their way when it came back
 
 
-def test_what_was_taken_but_not_acknowledged_counts_once(
-    page: Page, shop: Shop, front: Front, context: BrowserContext
-) -> None:
+def test_unacknowledged_events_count_once(page: Page, shop: Shop, front: Front, context: BrowserContext) -> None:
     def take_and_hang_up(exchange: Exchange) -> None:
         if exchange.command == "OPTIONS":
             exchange.forward()
@@ -151,7 +149,7 @@ def test_what_was_taken_but_not_acknowledged_counts_once(
     assert shop.service.logged_ids(visitor(context)) == [stored]
 
 
-def test_a_click_that_leads_away_is_sent_all_the_same(page: Page, shop: Shop, context: BrowserContext) -> None:
+def test_a_click_that_leaves_the_page_is_sent(page: Page, shop: Shop, context: BrowserContext) -> None:
     page.evaluate("() => { document.querySelector('a').onclick = () => lisarec.push({item_id: 'item-7'}) }")
     page.click("a")
     page.wait_for_url("**/bye")
@@ -159,14 +157,14 @@ def test_a_click_that_leads_away_is_sent_all_the_same(page: Page, shop: Shop, co
     assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-7"]
 
 
-def test_an_invalid_event_does_not_hold_up_the_others(page: Page, shop: Shop, context: BrowserContext) -> None:
+def test_an_invalid_event_does_not_block_the_others(page: Page, shop: Shop, context: BrowserContext) -> None:
     push(page, "item-1", "no\nid", "item-2")
     wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(event["item_id"] for event in shop.service.log(visitor(context))) == ["item-1", "item-2"]
 
 
 @pytest.mark.parametrize("characters", [9_000, 2_000_000])
-def test_a_large_event_does_not_hold_up_the_others(
+def test_a_large_event_does_not_block_the_others(
     page: Page, shop: Shop, context: BrowserContext, characters: int
 ) -> None:
     page.evaluate(f"lisarec.push({{item_id: 'x'.repeat({characters})}})")
@@ -175,9 +173,7 @@ def test_a_large_event_does_not_hold_up_the_others(
     assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-1"]
 
 
-def test_a_large_event_that_an_earlier_script_has_kept_is_dropped(
-    page: Page, shop: Shop, context: BrowserContext
-) -> None:
+def test_a_large_event_queued_by_an_earlier_script_is_dropped(page: Page, shop: Shop, context: BrowserContext) -> None:
     page.evaluate("localStorage['lisarec:0'] = JSON.stringify({item_id: 'x'.repeat(2e6)})")
     enter(page, shop)
     push(page, "item-1")
@@ -185,7 +181,7 @@ def test_a_large_event_that_an_earlier_script_has_kept_is_dropped(
     assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-1"]
 
 
-def test_an_event_that_is_no_json_does_not_hold_up_the_others(
+def test_an_unserialisable_event_does_not_block_the_others(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:
     broken = "<script>lisarec = [{item_id: 1n}, {item_id: 'item-1'}]</script>"
@@ -205,7 +201,7 @@ def test_an_event_that_is_no_json_does_not_hold_up_the_others(
         ([f"item-{n % 50}" for n in range(130)], "overflow"),
     ],
 )
-def test_the_console_says_once_why_events_are_dropped(
+def test_the_console_names_once_why_events_are_dropped(
     page: Page, shop: Shop, front: Front, item_ids: list[str], why: str
 ) -> None:
     said: list[str] = []
@@ -222,7 +218,7 @@ def test_the_console_says_once_why_events_are_dropped(
     assert warning.startswith(f"warning: lisarec dropped {why}"), said
 
 
-def test_at_most_a_hundred_events_wait_and_all_are_sent_in_order(
+def test_at_most_100_events_are_queued_and_sent_in_order(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:
     front.play = without_service
@@ -236,7 +232,7 @@ def test_at_most_a_hundred_events_wait_and_all_are_sent_in_order(
     assert sorted(shop.service.logged_ids(visitor(context))) == stored
 
 
-def test_tabs_do_not_lose_each_other_s_events(page: Page, shop: Shop, front: Front, context: BrowserContext) -> None:
+def test_tabs_keep_each_other_s_events(page: Page, shop: Shop, front: Front, context: BrowserContext) -> None:
     other = context.new_page()
     enter(other, shop)
     front.play = without_service
@@ -252,9 +248,7 @@ def test_tabs_do_not_lose_each_other_s_events(page: Page, shop: Shop, front: Fro
     assert sorted(shop.service.logged_ids(visitor(context))) == stored  # several requests were on their way
 
 
-def test_events_stay_until_the_service_has_counted_them(
-    page: Page, shop: Shop, front: Front, context: BrowserContext
-) -> None:
+def test_events_stay_queued_until_acknowledged(page: Page, shop: Shop, front: Front, context: BrowserContext) -> None:
     def be_another_site(exchange: Exchange) -> None:
         if exchange.command == "POST":
             exchange.answer(200, b"<!doctype html>", {"Access-Control-Allow-Origin": exchange.headers["origin"]})
@@ -271,7 +265,7 @@ def test_events_stay_until_the_service_has_counted_them(
     assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-1"]
 
 
-def test_events_are_sent_where_a_page_may_store_nothing(shop: Shop, front: Front, context: BrowserContext) -> None:
+def test_events_are_sent_without_local_storage(shop: Shop, front: Front, context: BrowserContext) -> None:
     context.add_init_script(NO_STORAGE)
     shop.open_to(front.url)
     page = context.new_page()
@@ -280,7 +274,7 @@ def test_events_are_sent_where_a_page_may_store_nothing(shop: Shop, front: Front
     wait_until(lambda: len(shop.service.log(visitor(context))) == 2)
 
 
-def test_nobody_is_followed_who_takes_no_cookies(shop: Shop, front: Front, context: BrowserContext) -> None:
+def test_visitors_without_cookies_are_not_tracked(shop: Shop, front: Front, context: BrowserContext) -> None:
     context.add_init_script(NO_COOKIES)
     shop.open_to(front.url)
     page = context.new_page()
@@ -318,7 +312,7 @@ def tutorial_url(service: Service, tmp_path: Path) -> Iterator[str]:
         backend.wait()
 
 
-def test_the_tutorial_s_page_shows_what_its_visitor_s_events_lead_to(
+def test_the_page_of_the_tutorial_shows_personalised_lists(
     service: Service, tutorial_url: str, context: BrowserContext
 ) -> None:
     page = context.new_page()

@@ -1,4 +1,4 @@
-"""The script for pages sends nothing for as long as the service asks, on the next page too."""
+"""The browser script honours Retry-After, across pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def enter_with_a_clock(page: Page, shop: Shop, context: BrowserContext) -> None:
     enter(page, shop)
 
 
-def test_the_service_is_left_alone_while_it_asks_for_it(page: Page, front: Front) -> None:
+def test_no_request_is_sent_during_retry_after(page: Page, front: Front) -> None:
     front.play = be_busy
     page.evaluate(NOTE_ANSWERS)
     push(page, "item-1")
@@ -38,7 +38,7 @@ def test_the_service_is_left_alone_while_it_asks_for_it(page: Page, front: Front
     assert len(page.evaluate(STORED)) == 2
 
 
-def test_another_answer_does_not_end_the_silence(page: Page, front: Front) -> None:
+def test_another_response_does_not_end_retry_after(page: Page, front: Front) -> None:
     has_both, was_refused = threading.Event(), threading.Event()
 
     def refuse_one(exchange: Exchange) -> None:
@@ -62,7 +62,7 @@ def test_another_answer_does_not_end_the_silence(page: Page, front: Front) -> No
     assert page.evaluate("self.requests") == 2
 
 
-def test_of_two_waits_the_one_that_ends_later_counts(
+def test_the_later_of_two_retry_after_times_counts(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:
     has_both, nine_seconds_passed = threading.Event(), threading.Event()
@@ -96,7 +96,7 @@ def test_of_two_waits_the_one_that_ends_later_counts(
     assert len(shop.service.log(visitor(context))) == 4
 
 
-def test_the_next_page_leaves_the_service_alone_for_the_rest_of_the_hour(
+def test_the_next_page_respects_the_remaining_retry_after(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:
     front.play = be_busy
@@ -114,7 +114,7 @@ def test_the_next_page_leaves_the_service_alone_for_the_rest_of_the_hour(
     assert len(shop.service.log(visitor(context))) == 3
 
 
-def test_a_visitor_s_clock_that_is_set_back_extends_the_silence_by_an_hour_at_most(
+def test_a_clock_set_back_extends_retry_after_by_at_most_an_hour(
     page: Page, shop: Shop, context: BrowserContext
 ) -> None:
     context.clock.install()

@@ -1,4 +1,4 @@
-"""docker/tls.yml between the load balancer and the replicas: real ones, with the certificates that `secrets` makes."""
+"""docker/tls.yml between load balancer and replicas: real processes with the certificates of `secrets`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def replica_url(running: Topology) -> str:
     return f"https://{running.targets()[0]}"
 
 
-def test_who_serves_gets_the_key_and_who_asks_the_certificate_alone() -> None:
+def test_servers_get_the_key_and_clients_only_the_certificate() -> None:
     plain, by_tls = compose_document()["services"], merged()["services"]
     with_volume = {name for name in by_tls if mounts(name).get("/tls") == "tls"}
     assert with_volume == {"app", "app-gpu", "haproxy", "prometheus", "secrets"}
@@ -67,7 +67,7 @@ def test_who_serves_gets_the_key_and_who_asks_the_certificate_alone() -> None:
     assert mounts("prometheus")["/etc/prometheus/prometheus.yml"] == str(MOUNTED / "prometheus-tls.yml")
 
 
-def test_events_and_lists_go_through_the_balancer(running: Topology) -> None:
+def test_events_and_lists_pass_through_the_load_balancer(running: Topology) -> None:
     with httpx.Client(base_url=running.url, timeout=PATIENCE_S) as client:
         assert client.post("/v1/events", json={"user_id": "ada", "item_id": "item-1"}).status_code == 200
         assert client.get("/v1/users/ada/recommendations").json()["items"]
@@ -77,7 +77,7 @@ def test_events_and_lists_go_through_the_balancer(running: Topology) -> None:
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_who_reads_nothing_before_everything_is_sent_gets_the_413(running: Topology, is_declared: bool) -> None:
+def test_a_client_that_reads_only_after_sending_gets_the_413(running: Topology, is_declared: bool) -> None:
     chunks = [b" " * 65_536] * 128
     for _ in range(5):
         client = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=PATIENCE_S)
@@ -101,7 +101,7 @@ def balancer(running: Topology, names: NameServer, changes: dict[str, str]) -> I
 
 
 @pytest.mark.parametrize("problem", ["another authority", "another name", "no TLS"])
-def test_a_replica_that_cannot_show_who_it_is_gets_no_request(
+def test_a_replica_without_a_valid_certificate_gets_no_request(
     running: Topology, folder: Path, tmp_path: Path, problem: str
 ) -> None:
     names, changes = running.names, {"LISAREC_APP_CA": str(folder / "app.crt")}
@@ -131,7 +131,7 @@ def answers(url: str) -> bool:
     return is_ready(url, "")
 
 
-def test_prometheus_asks_replicas_by_tls_and_others_as_before(running: Topology, folder: Path, tmp_path: Path) -> None:
+def test_prometheus_scrapes_replicas_over_tls(running: Topology, folder: Path, tmp_path: Path) -> None:
     config = yaml.safe_load((MOUNTED / "prometheus-tls.yml").read_text().replace("/tls/", f"{folder}/"))
     job = config["scrape_configs"][0]
     plain = {key: value for key, value in job.items() if key not in ("scheme", "tls_config")}
@@ -152,7 +152,7 @@ def test_prometheus_asks_replicas_by_tls_and_others_as_before(running: Topology,
         process.wait(PATIENCE_S)
 
 
-def test_the_healthcheck_asks_by_tls(running: Topology, folder: Path) -> None:
+def test_the_healthcheck_uses_tls(running: Topology, folder: Path) -> None:
     _, _, *options = merged()["services"]["app"]["healthcheck"]["test"]
     host, port = running.targets()[0].split(":")
     options[-1] = options[-1].replace("/tls/", f"{folder}/").replace("127.0.0.1", host)

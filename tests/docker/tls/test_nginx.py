@@ -1,4 +1,4 @@
-"""nginx as docs/how-to/deploy/tls.md sets it up, in front of a process without load balancer."""
+"""nginx as docs/how-to/deploy/tls.md configures it, in front of a process without the load balancer."""
 
 from __future__ import annotations
 
@@ -104,18 +104,18 @@ def spellings(path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", OPERATORS)
-def test_no_spelling_reaches_what_is_for_operators(port: int, path: str) -> None:
+def test_no_spelling_reaches_operator_paths(port: int, path: str) -> None:
     passed = {spelling for spelling in spellings(path) if ask(port, spelling)[0] not in range(400, 500)}
     assert passed == set()
 
 
 @pytest.mark.parametrize("user_id", ODD_IDS)
-def test_ids_arrive_as_they_were_sent(port: int, user_id: str) -> None:
+def test_ids_arrive_unchanged(port: int, user_id: str) -> None:
     encoded = "".join(f"%{byte:02X}" for byte in user_id.encode())
     status, content = ask(port, f"/v1/users/{encoded}/recommendations?k=1")
     assert (status, json.loads(content)["user_id"]) == (200, user_id)
 
 
-def test_a_large_body_is_refused_in_the_form_of_the_service(port: int) -> None:
+def test_a_too_large_body_gets_the_error_format_of_the_service(port: int) -> None:
     status, content = ask(port, "/v1/events", body=b" " * 1_500_000)
     assert (status, json.loads(content)["error"]["code"]) == (413, "body_too_large")

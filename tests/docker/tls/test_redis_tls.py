@@ -1,4 +1,4 @@
-"""docker/tls.yml, merged by Compose and run as local processes: Redis and its clients speak TLS and nothing else."""
+"""docker/tls.yml merged by Compose, as local processes: Redis and its clients use only TLS."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ URL = "rediss://lisarec@redis:6379/0?ssl_ca_certs=/secrets/redis.crt"
 HOST = "localhost"  # in place of `redis` and `redis-1` to `redis-6`
 
 
-def test_every_client_gets_the_url_and_every_redis_the_certificate() -> None:
+def test_clients_get_the_tls_url_and_redis_the_certificate() -> None:
     plain, by_tls = compose_document()["services"], merged()["services"]
     assert plain.keys() == by_tls.keys()
     clients = {name for name in plain if f"{PREFIX}REDIS_URL" in plain[name].get("environment", {})}
@@ -76,7 +76,7 @@ def test_every_client_gets_the_url_and_every_redis_the_certificate() -> None:
     ("name", "trusted_in", "own_in", "names", "mode"),
     [("redis", "secrets", "acl", ["redis", "redis-1"], 0o444), ("app", "tls", "tls", ["app"], 0o400)],
 )
-def test_a_certificate_is_made_once_or_taken_with_its_key(
+def test_a_certificate_is_generated_once_or_given_with_its_key(
     tmp_path: Path, name: str, trusted_in: str, own_in: str, names: list[str], mode: int
 ) -> None:
     trusted, own, given = tmp_path / trusted_in / f"{name}.crt", tmp_path / own_in / f"{name}.pem", tmp_path / "given"
@@ -108,7 +108,7 @@ def test_a_certificate_is_made_once_or_taken_with_its_key(
 
 @pytest.mark.parametrize("name", ["redis", "app"])
 @pytest.mark.parametrize("given", ["only .crt", "only .key", "of another", "garbage"])
-def test_half_a_certificate_is_refused_and_changes_nothing(tmp_path: Path, given: str, name: str) -> None:
+def test_a_certificate_without_its_key_is_refused(tmp_path: Path, given: str, name: str) -> None:
     certificate, _ = make_certificate(tmp_path)
     (tmp_path / "given").mkdir()
     shutil.copy(certificate, tmp_path / "given" / f"{name}.crt")
@@ -174,7 +174,7 @@ def refuses_plain_connections(users: RedisUsers, port: int) -> bool:
 
 
 @pytest.mark.usefixtures("alpine_shell")
-def test_redis_goes_on_by_tls_alone_with_all_that_it_has(
+def test_redis_continues_over_tls_only_with_its_data(
     start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     port, users, log = free_port(), make_users(tmp_path), tmp_path / "log"
@@ -221,9 +221,7 @@ def addresses(node: Any) -> set[tuple[str, int]]:
 
 
 @pytest.mark.usefixtures("alpine_shell")
-def test_nodes_of_the_cluster_copy_by_tls_and_are_known_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cluster_nodes_replicate_over_tls_and_announce_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users, log, ports = make_users(tmp_path), tmp_path / "log", [free_node_port() for _ in range(6)]
     turn_on_tls(tmp_path, monkeypatch)
     monkeypatch.setenv("LISAREC_KEEP_EVERY_S", "1")
