@@ -1,4 +1,4 @@
-"""Items in the order of their codes: an order that sorts them, and everything about an item goes with it."""
+"""Items sorted by their codes; everything about an item moves with it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_items_are_sorted_by_the_codes_of_the_widest_codebook_first(model: LisaM
     assert keys == sorted(keys)
 
 
-def test_everything_about_an_item_goes_with_it(model: LisaMini, statistics: ItemStatistics) -> None:
+def test_all_data_of_an_item_move_with_it(model: LisaMini, statistics: ItemStatistics) -> None:
     before = tensors_of(model)
     tensors, frame, moved = ordered_by_codes(before, FRAME, statistics)
     assert tensors.keys() == before.keys()
@@ -97,7 +97,7 @@ def test_everything_about_an_item_goes_with_it(model: LisaMini, statistics: Item
         assert torch.equal(tensors[name], before[name])
 
 
-def test_lists_stay_the_same(model: LisaMini, tmp_path: Path) -> None:
+def test_reordering_changes_no_lists(model: LisaMini, tmp_path: Path) -> None:
     parts = tensors_of(model), FRAME, NO_STATISTICS
     lists = []
     for name, (tensors, frame, statistics) in {"as it was": parts, "ordered": ordered_by_codes(*parts)}.items():

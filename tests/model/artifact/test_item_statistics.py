@@ -1,4 +1,4 @@
-"""What training has learned of items beside the weights: what is saved comes back, and what does not fit is refused."""
+"""Statistics of items beside the weights round-trip, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEARNED = learned_content(
 )
 
 
-def test_content_comes_back_and_a_model_without_it_is_the_same_generation(
+def test_content_round_trips_and_does_not_change_the_generation(
     tmp_path: Path, random_model: Callable[..., LisaMini]
 ) -> None:
     model, items = random_model(SHAPE, 2), ItemTable(["x", "y"], ["", ""], [(), ()], np.zeros(2, np.int64))
@@ -57,7 +57,7 @@ def test_content_comes_back_and_a_model_without_it_is_the_same_generation(
         {"of_vectors": torch.full((2, SHAPE.width), torch.inf, dtype=torch.float16)},
     ],
 )
-def test_content_that_does_not_fit_is_refused(changed: dict[str, torch.Tensor]) -> None:
+def test_content_of_the_wrong_shape_is_refused(changed: dict[str, torch.Tensor]) -> None:
     parts = ItemStatistics(content=LEARNED).to_tensors()[CONTENT]
     assert NO_STATISTICS.with_file(CONTENT, parts, 2, SHAPE.width).content.exists
     with pytest.raises((ValueError, TypeError), match="content map"):

@@ -1,4 +1,4 @@
-"""Model directories: what is saved comes back, and what was changed, cut or forged is refused."""
+"""Model directories round-trip; changed, truncated and forged ones are refused."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def forge_config(directory: Path, change: Callable[[dict[str, Any]], object]) ->
 
 
 @pytest.mark.parametrize("packed", ["packed", "of an earlier version", "of an earlier index", "of a later layout"])
-def test_what_is_saved_comes_back(saved: Path, model: LisaMini, packed: str) -> None:
+def test_a_saved_model_round_trips(saved: Path, model: LisaMini, packed: str) -> None:
     if packed == "of an earlier version":
         unpack(saved)
     if packed == "of an earlier index":
@@ -140,7 +140,7 @@ def test_a_reloaded_model_scores_the_same(
     assert torch.equal(before.scores(before.step(histograms, *items)), after.scores(after.step(histograms, *items)))
 
 
-def test_the_tag_names_the_content_wherever_it_lies(saved: Path, model: LisaMini, tmp_path: Path) -> None:
+def test_the_tag_depends_on_the_content_only(saved: Path, model: LisaMini, tmp_path: Path) -> None:
     tag = model_directory.load(saved).tag
     assert len(bytes.fromhex(tag)) == 8
     copied = model_directory.load(shutil.copytree(saved, tmp_path / "elsewhere"))
@@ -155,7 +155,7 @@ def test_the_tag_names_the_content_wherever_it_lies(saved: Path, model: LisaMini
     assert model_directory.load(tmp_path / "again").tag != tag
 
 
-def test_only_a_complete_directory_exists(saved: Path, tmp_path: Path) -> None:
+def test_only_complete_directories_count_as_existing(saved: Path, tmp_path: Path) -> None:
     assert model_directory.exists(saved)
     assert sorted(path.name for path in saved.iterdir()) == sorted(ALL_FILES)
     assert not model_directory.exists(tmp_path / "nowhere")
@@ -163,7 +163,7 @@ def test_only_a_complete_directory_exists(saved: Path, tmp_path: Path) -> None:
     assert not model_directory.exists(saved)
 
 
-def test_a_catalogue_of_names_alone_comes_back(tmp_path: Path, random_model: Callable[..., LisaMini]) -> None:
+def test_a_catalogue_without_titles_round_trips(tmp_path: Path, random_model: Callable[..., LisaMini]) -> None:
     bare = ItemTable(["x", "y"], ["", ""], [(), ()], np.zeros(2, np.int64))
     model_directory.save(tmp_path, random_model(SHAPE, 2), config.Config(model=SHAPE), bare, METRICS)
     items = model_directory.load(tmp_path).items
@@ -171,7 +171,7 @@ def test_a_catalogue_of_names_alone_comes_back(tmp_path: Path, random_model: Cal
     assert (tmp_path / model_directory.PACKED).stat().st_mode == (tmp_path / model_directory.CONFIG).stat().st_mode
 
 
-def test_memory_that_no_file_holds_is_kept(saved: Path, model: LisaMini) -> None:
+def test_anonymous_memory_is_not_released(saved: Path, model: LisaMini) -> None:
     loaded = model_directory.load(saved)
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     loaded.release_pages()
@@ -198,7 +198,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("name", model_directory.FILES)
     @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])
-    def test_what_is_no_file(self, saved: Path, name: str, make: Callable[[Path], None]) -> None:
+    def test_a_directory_instead_of_a_file(self, saved: Path, name: str, make: Callable[[Path], None]) -> None:
         (saved / name).unlink()
         make(saved / name)
         assert "copy or train the model again" in self.refusal(saved)
@@ -228,20 +228,20 @@ class TestDamage:
         (saved / model_directory.MANIFEST).write_bytes(content)
         assert "copy or train the model again" in self.refusal(saved)
 
-    def test_weights_that_are_not_finite(self, saved: Path) -> None:
+    def test_non_finite_weights(self, saved: Path) -> None:
         forge_tensors(saved, lambda tensors: tensors["weights.bias"].fill_(torch.nan))
         assert "weights.bias contains NaN or infinity; train the model again" in self.refusal(saved)
 
     @pytest.mark.parametrize("name", ["weights.query", "tables.match", "weights.bias", "codes.target"])
-    def test_tensors_of_another_type(self, saved: Path, name: str) -> None:
+    def test_tensors_of_another_dtype(self, saved: Path, name: str) -> None:
         forge_tensors(saved, lambda tensors: tensors.update({name: tensors[name].double()}))
         assert f"{name} has the wrong type" in self.refusal(saved)
 
-    def test_tables_that_are_not_finite(self, saved: Path) -> None:
+    def test_non_finite_tables(self, saved: Path) -> None:
         forge_tensors(saved, lambda tensors: tensors["tables.match"].fill_(torch.inf))
         assert "tables.match contains NaN or infinity" in self.refusal(saved)
 
-    def test_codes_beyond_their_codebooks(self, saved: Path) -> None:
+    def test_codes_out_of_range(self, saved: Path) -> None:
         forge_tensors(saved, lambda tensors: tensors["codes.history"][0].fill_(4))
         assert "codes point beyond their codebooks" in self.refusal(saved)
 
@@ -256,7 +256,7 @@ class TestDamage:
         assert name in self.refusal(saved)
 
     @pytest.mark.parametrize("name", ["codes.history", "tables.match", "weights.bias", "weights.codebooks"])
-    def test_a_tensor_that_is_not_there(self, saved: Path, name: str) -> None:
+    def test_a_missing_tensor(self, saved: Path, name: str) -> None:
         forge_tensors(saved, lambda tensors: tensors.pop(name))
         assert name.removeprefix("weights.") in self.refusal(saved)
 
@@ -286,12 +286,12 @@ class TestDamage:
             lambda settings: settings["data"].update(split="weekly"),
         ],
     )
-    def test_a_configuration_this_version_does_not_know(self, saved: Path, change: Callable[[Any], object]) -> None:
+    def test_an_unknown_configuration(self, saved: Path, change: Callable[[Any], object]) -> None:
         forge_config(saved, change)
         assert "comes from another version" in self.refusal(saved)
 
     @pytest.mark.parametrize("name", [model_directory.CONFIG, model_directory.METRICS])
-    def test_what_is_no_json(self, saved: Path, name: str) -> None:
+    def test_invalid_json(self, saved: Path, name: str) -> None:
         forge(saved, name, b"\xff not JSON")
         self.refusal(saved)
 
@@ -313,11 +313,11 @@ def test_loading_never_unpickles(saved: Path, name: str) -> None:
 class TestComplements:
     """What was bought together lies in a file of its own, which a model may lack."""
 
-    def test_they_come_back(self, saved: Path) -> None:
+    def test_round_trip(self, saved: Path) -> None:
         for found, expected in zip(model_directory.load(saved).complements, COMPLEMENTS, strict=True):
             np.testing.assert_array_equal(found, expected)
 
-    def test_a_model_without_them_has_none_and_is_the_same_generation(self, saved: Path, model: LisaMini) -> None:
+    def test_may_be_absent_and_do_not_change_the_generation(self, saved: Path, model: LisaMini) -> None:
         before = model_directory.load(saved)
         model_directory.save(saved, model, config.Config(model=SHAPE), ITEMS, METRICS)
         after = model_directory.load(saved)
@@ -334,7 +334,7 @@ class TestComplements:
             {"items": torch.zeros((3, 1), dtype=torch.int32)},
         ],
     )
-    def test_what_does_not_fit_is_refused(self, saved: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def test_of_another_version_are_refused(self, saved: Path, tensors: dict[str, torch.Tensor]) -> None:
         forge(saved, item_statistics.COMPLEMENTS, save(tensors))
         with pytest.raises(model_directory.ArtifactError, match="another version"):
             model_directory.load(saved)
@@ -349,11 +349,11 @@ def intervals_with(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
 class TestIntervals:
     """After how long items are bought again lies in a file of its own, which a model may lack."""
 
-    def test_they_come_back(self, saved: Path) -> None:
+    def test_round_trip(self, saved: Path) -> None:
         for found, expected in zip(model_directory.load(saved).intervals, INTERVALS, strict=True):
             np.testing.assert_array_equal(found, expected)
 
-    def test_a_model_without_them_has_none_and_is_the_same_generation(self, saved: Path, model: LisaMini) -> None:
+    def test_may_be_absent_and_do_not_change_the_generation(self, saved: Path, model: LisaMini) -> None:
         before = model_directory.load(saved)
         model_directory.save(saved, model, config.Config(model=SHAPE), ITEMS, METRICS)
         after = model_directory.load(saved)
@@ -375,7 +375,7 @@ class TestIntervals:
             {"of_purchases": torch.ones(1)},
         ],
     )
-    def test_what_does_not_fit_is_refused(self, saved: Path, changed: dict[str, torch.Tensor]) -> None:
+    def test_of_another_version_are_refused(self, saved: Path, changed: dict[str, torch.Tensor]) -> None:
         forge(saved, item_statistics.INTERVALS, save(intervals_with()))
         assert model_directory.load(saved).intervals.of_purchases
         forge(saved, item_statistics.INTERVALS, save(intervals_with(**changed)))

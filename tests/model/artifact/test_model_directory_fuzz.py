@@ -1,4 +1,4 @@
-"""Thousands of model directories that nobody has written: each is loaded as a whole, or refused in one sentence.
+"""Thousands of mutated model directories: each is loaded completely or refused in one sentence.
 
 The manifest agrees with every one of them, as if somebody had made it so; what it does not agree with never gets far.
 """
@@ -128,7 +128,7 @@ def cases(content: bytes, name: str) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, INTERVALS, CONTENT, METRICS, MANIFEST])
-def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tmp_path: Path, name: str) -> None:
+def test_mutated_directories_are_loaded_completely_or_refused(whole: Path, tmp_path: Path, name: str) -> None:
     directory = tmp_path / "forged"
     directory.mkdir()
     for file in whole.iterdir():

@@ -1,4 +1,4 @@
-"""Signed models: what one of the keys has signed is loaded, and nothing else; OpenSSL says the same."""
+"""Signed models: only those signed by a trusted key are loaded, in agreement with OpenSSL."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def assert_refused(
             use(directory, keys_file)
 
 
-def test_a_signed_model_is_the_model_that_it_was(signed: Path, keys: Path) -> None:
+def test_signing_does_not_change_a_model(signed: Path, keys: Path) -> None:
     assert model_directory.load(signed, keys / "one.pub").tag == model_directory.load(signed).tag
     assert model_directory.verified_tag(signed, keys / "one.pub") == model_directory.verified_tag(signed)
 
 
-def test_any_byte_of_any_file_counts(signed: Path, keys: Path) -> None:
+def test_changing_any_byte_of_any_file_is_detected(signed: Path, keys: Path) -> None:
     files = sorted(signed.iterdir())
     assert {MANIFEST, SIGNATURE, model_directory.WEIGHTS} < {file.name for file in files}
     for file in files:
@@ -87,7 +87,7 @@ def test_any_byte_of_any_file_counts(signed: Path, keys: Path) -> None:
     model_directory.load(signed, keys / "one.pub")
 
 
-def test_a_manifest_that_agrees_with_forged_files_is_not_the_signed_one(signed: Path, keys: Path) -> None:
+def test_a_forged_manifest_is_refused(signed: Path, keys: Path) -> None:
     (signed / model_directory.METRICS).write_text("{}\n\n")
     hashes = json.loads((signed / MANIFEST).read_text())
     hashes[model_directory.METRICS] = hashlib.sha256(b"{}\n\n").hexdigest()
@@ -96,7 +96,7 @@ def test_a_manifest_that_agrees_with_forged_files_is_not_the_signed_one(signed: 
     assert_refused(signed, keys / "one.pub")
 
 
-def test_a_forged_file_is_not_even_parsed(signed: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_file_is_not_parsed(signed: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parser may have a fault, or take all memory for a small file."""
     parsed: list[Path] = []
 
@@ -113,7 +113,7 @@ def test_a_forged_file_is_not_even_parsed(signed: Path, keys: Path, monkeypatch:
         assert parsed == expected
 
 
-def test_without_keys_nothing_is_asked_for(unsigned: Path, keys: Path) -> None:
+def test_without_keys_no_signature_is_required(unsigned: Path, keys: Path) -> None:
     tag = model_directory.load(unsigned).tag
     assert_refused(unsigned, keys / "one.pub", "is not signed.*lisarec sign")
     (unsigned / SIGNATURE).write_bytes(b"whatever")
@@ -133,25 +133,25 @@ def test_keys_are_rotated(signed: Path, keys: Path, tmp_path: Path) -> None:
     assert_refused(other, keys / "one.pub")
 
 
-def test_what_is_written_anew_is_no_longer_signed(signed: Path, keys: Path) -> None:
+def test_a_rewritten_model_is_unsigned(signed: Path, keys: Path) -> None:
     loaded = model_directory.load(signed)
     model_directory.save(signed, loaded.model, loaded.config, ITEMS, {"took": "longer"})
     assert_refused(signed, keys / "one.pub", "is not signed")
 
 
-def test_a_signature_that_is_no_file_is_none(signed: Path, keys: Path) -> None:
+def test_a_signature_must_be_a_file(signed: Path, keys: Path) -> None:
     (signed / SIGNATURE).unlink()
     os.mkfifo(signed / SIGNATURE)
     assert_refused(signed, keys / "one.pub", "is not signed")
 
 
 class TestOpenSsl:
-    def test_verifies_what_was_signed_here(self, signed: Path, keys: Path) -> None:
+    def test_verifies_our_signatures(self, signed: Path, keys: Path) -> None:
         verify = ("pkeyutl", "-verify", "-pubin", "-rawin", "-in", signed / MANIFEST, "-sigfile", signed / SIGNATURE)
         assert openssl(*verify, "-inkey", keys / "one.pub").returncode == 0
         assert openssl(*verify, "-inkey", keys / "two.pub").returncode != 0
 
-    def test_makes_keys_and_signatures_that_are_accepted(self, unsigned: Path, tmp_path: Path) -> None:
+    def test_creates_keys_and_signatures_that_we_accept(self, unsigned: Path, tmp_path: Path) -> None:
         private, public = tmp_path / "private.pem", tmp_path / "public.pem"
         assert openssl("genpkey", "-algorithm", "ed25519", "-out", private).returncode == 0
         assert openssl("pkey", "-in", private, "-pubout", "-out", public).returncode == 0
@@ -163,7 +163,7 @@ class TestOpenSsl:
 
 
 class TestKeys:
-    def test_a_new_key_replaces_none(self, keys: Path, tmp_path: Path) -> None:
+    def test_a_new_key_overwrites_no_file(self, keys: Path, tmp_path: Path) -> None:
         private, public = (keys / "one").read_bytes(), tmp_path / "public"
         shutil.copy(keys / "one.pub", public)
         with pytest.raises(SignatureError, match="exists"):
@@ -177,7 +177,7 @@ class TestKeys:
         assert made == signatures.key_id(read_signing_key(tmp_path / "three").public_key())
         assert read_signing_key(keys / "two").public_key() not in found
 
-    def test_files_that_hold_something_else_are_refused(self, unsigned: Path, keys: Path, tmp_path: Path) -> None:
+    def test_files_without_a_key_are_refused(self, unsigned: Path, keys: Path, tmp_path: Path) -> None:
         """And the models with them, whether they are signed or not."""
         rsa, encrypted = tmp_path / "rsa", tmp_path / "encrypted"
         assert openssl("genpkey", "-algorithm", "rsa", "-out", rsa).returncode == 0

@@ -1,4 +1,4 @@
-"""Packed names against lists and dicts."""
+"""Packed strings and their index, against lists and dicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
 
 
 @given(strings=st.lists(TEXTS, max_size=40))
-def test_names_are_the_strings_that_were_packed(strings: list[str]) -> None:
+def test_packed_strings_round_trip(strings: list[str]) -> None:
     for names in (StringTable.of(strings), StringTable.of(pl.Series(strings, dtype=pl.String))):
         assert list(names) == [names[place] for place in range(len(names))] == names[:] == strings
         assert names[1:3] == strings[1:3]
@@ -35,7 +35,7 @@ def test_names_are_the_strings_that_were_packed(strings: list[str]) -> None:
                 names[place]
 
 
-def test_more_names_than_are_decoded_at_once() -> None:
+def test_long_tables_are_decoded_in_chunks() -> None:
     strings = [f"{number:b}" for number in range(10_000)]
     names = StringTable.of(strings)
     assert list(names) == strings
@@ -44,7 +44,7 @@ def test_more_names_than_are_decoded_at_once() -> None:
 
 @given(known=st.lists(TEXTS, max_size=60, unique=True), asked=st.lists(TEXTS, max_size=20))
 @pytest.mark.slow
-def test_rows_are_those_of_a_dict(known: list[str], asked: list[str]) -> None:
+def test_rows_equal_a_dict(known: list[str], asked: list[str]) -> None:
     rows, oracle = StringIndex.of(StringTable.of(known)), {name: row for row, name in enumerate(known)}
     assert dict(rows) == oracle
     asked += known[::3]
@@ -54,7 +54,7 @@ def test_rows_are_those_of_a_dict(known: list[str], asked: list[str]) -> None:
 
 
 @pytest.mark.parametrize("shape", ["{}", "item-{}", "SKU-{:08}", "B0{:06X}", "{:b}"])
-def test_numbered_names_are_found_within_a_few_slots(shape: str) -> None:
+def test_numbered_names_are_found_within_few_probes(shape: str) -> None:
     """Twice as many as ideal hashes need, which is 0.5 (1 + 1 / (1 - MAX_LOAD))."""
     names = StringTable.of(shape.format(number) for number in range(10_000))
     table = StringIndex.of(names).table
@@ -65,13 +65,13 @@ def test_numbered_names_are_found_within_a_few_slots(shape: str) -> None:
     assert np.mean((place_of - first) % len(table) + 1) < 1 + 1 / (1 - MAX_LOAD)
 
 
-def test_an_unknown_name_is_no_key() -> None:
+def test_an_unknown_name_raises_key_error() -> None:
     with pytest.raises(KeyError, match="pot"):
         StringIndex.of(StringTable.of(["pan"]))["pot"]
 
 
 @given(strings=st.lists(st.text("aAbB ßé", max_size=8), max_size=30), wanted=st.text("aB ßé", min_size=1, max_size=3))
-def test_closeness_is_where_the_words_stand(strings: list[str], wanted: str) -> None:
+def test_match_levels_equal_their_definition(strings: list[str], wanted: str) -> None:
     folded = wanted.casefold()
 
     def closeness(text: str) -> int:
@@ -86,7 +86,7 @@ def test_closeness_is_where_the_words_stand(strings: list[str], wanted: str) -> 
 
 
 @given(strings=st.lists(st.text("aAbB ß", max_size=8), max_size=30), wanted=st.text("aB ß", min_size=1, max_size=3))
-def test_occurrences_are_all_there_are(strings: list[str], wanted: str) -> None:
+def test_occurrences_are_complete(strings: list[str], wanted: str) -> None:
     """Also of a text that is said to be seldom, and where strings side by side have it together."""
     table, text = StringTable.of(strings), wanted.encode()
     with pytest.MonkeyPatch.context() as patch:
@@ -107,14 +107,14 @@ def test_occurrences_are_all_there_are(strings: list[str], wanted: str) -> None:
 
 
 @given(labels=st.lists(st.lists(TEXTS, max_size=4, unique=True), max_size=20))
-def test_labels_are_found_by_item_and_items_by_label(labels: list[list[str]]) -> None:
+def test_labels_by_item_and_items_by_label(labels: list[list[str]]) -> None:
     packed = Labels.of(labels)
     assert list(packed) == [tuple(names) for names in labels]
     for label in {*(name for names in labels for name in names), "none has it"}:
         assert packed.items_with(label).tolist() == [row for row, names in enumerate(labels) if label in names]
 
 
-def test_names_take_their_bytes_and_four_more() -> None:
+def test_a_name_takes_its_bytes_plus_four() -> None:
     names = StringTable.of([f"item-{number:07}" for number in range(10_000)])
     table = StringIndex.of(names).table
     assert names.buffer.nbytes == 12 * 10_000

@@ -1,4 +1,4 @@
-"""Files of tensors and of tables for which there is no room."""
+"""Files of tensors and tables on a full disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_tensors_without_room_are_an_os_error_and_the_file_stays_as_it_was(tmp_path: Path) -> None:
+def test_tensors_on_a_full_disk_raise_os_error_and_keep_the_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     replace_tensors(path, {"weight": torch.ones(3)})
     with no_room(), pytest.raises(OSError, match=r"weights\.safetensors' cannot be written: .*File too large"):
@@ -37,7 +37,7 @@ def test_tensors_without_room_are_an_os_error_and_the_file_stays_as_it_was(tmp_p
     assert load_file(path)["weight"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_tensors_are_on_the_disk_before_they_replace_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_synced_before_they_replace_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int]] = []
     fsync, replace = os.fsync, os.replace
 
@@ -57,6 +57,6 @@ def test_tensors_are_on_the_disk_before_they_replace_a_file(tmp_path: Path, monk
     assert calls == [("fsync", number), ("replace", number)]
 
 
-def test_a_table_without_room_is_an_os_error(tmp_path: Path) -> None:
+def test_a_table_on_a_full_disk_raises_os_error(tmp_path: Path) -> None:
     with no_room(), pytest.raises(OSError, match=r"items\.parquet' cannot be written: .*File too large"):
         write_parquet(pl.DataFrame({"number": pl.Series(range(100_000)).shuffle(0)}), tmp_path / "items.parquet")

@@ -1,4 +1,4 @@
-"""Searches by words and with typos, against their definition."""
+"""Search by words and with typos, against its definition."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def levels_of(titles: Sequence[str], query: str, *, with_typos: bool) -> list[in
 
 
 @given(searches())
-def test_levels_are_those_of_the_definition(found: tuple[list[str], str]) -> None:
+def test_match_levels_equal_their_definition(found: tuple[list[str], str]) -> None:
     titles, query = found
     for with_typos in (False, True):
         expected = [title_level(query, title, with_typos=with_typos) for title in titles]
@@ -81,7 +81,7 @@ def test_levels_are_those_of_the_definition(found: tuple[list[str], str]) -> Non
         ("Käse", "kaes", PREFIX),
     ],
 )
-def test_umlauts_match_the_two_letters_that_are_written_for_them(title: str, query: str, level: int) -> None:
+def test_umlauts_match_their_transliteration(title: str, query: str, level: int) -> None:
     assert levels_of(["Tasse", title], query, with_typos=False) == [NO_MATCH, level]
     assert StringTable.of(["Tasse", title]).match_levels(query).tolist() == [NO_MATCH, level]
 
@@ -108,21 +108,21 @@ def test_umlauts_match_the_two_letters_that_are_written_for_them(title: str, que
         ("한국어", "\u1112\u1161\u11ab국", PREFIX),
     ],
 )
-def test_width_accents_and_invisible_characters_make_no_difference(title: str, query: str, level: int) -> None:
+def test_width_accents_and_invisible_characters_are_ignored(title: str, query: str, level: int) -> None:
     assert levels_of(["#", title], query, with_typos=False) == [NO_MATCH, level]
     assert StringTable.of(["#", title]).match_levels(query).tolist() == [NO_MATCH, level]
 
 
 @pytest.mark.parametrize("query", ["\u0301", "\u200f", "\ufe0f\u200d", "\u00b4", "\u00a8 \u0301"])
-def test_a_search_for_marks_alone_does_not_find_everything(query: str) -> None:
+def test_a_search_for_punctuation_does_not_match_everything(query: str) -> None:
     assert levels_of(["green tea", "caf\u0065\u0301"], query, with_typos=True) == [NO_MATCH, NO_MATCH]
 
 
-def test_marks_around_a_search_make_no_difference() -> None:
+def test_surrounding_punctuation_is_ignored() -> None:
     assert levels_of(["tea", "green tea"], "\u200f tea \u00b4", with_typos=False) == [EXACT, WORD_PREFIX]
 
 
-def test_what_is_folded_stays_as_it_is() -> None:
+def test_folding_is_idempotent() -> None:
     letters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
     assert [letter for letter in letters if not fold(letter) or fold(fold(letter)) != fold(letter)] == []
 
@@ -131,7 +131,7 @@ def test_what_is_folded_stays_as_it_is() -> None:
     st.lists(st.text("abB é1-ßİ—日eoöÖ", max_size=14), max_size=12),
     st.text("abB é1-ßİ—日eoöÖ", min_size=1, max_size=9).filter(str.strip),
 )
-def test_any_letters_may_be_searched_for(titles: list[str], query: str) -> None:
+def test_any_letters_are_searchable(titles: list[str], query: str) -> None:
     for with_typos in (False, True):
         expected = [title_level(query, title, with_typos=with_typos) for title in titles]
         assert levels_of(titles, query, with_typos=with_typos) == expected
@@ -142,7 +142,7 @@ def test_any_letters_may_be_searched_for(titles: list[str], query: str) -> None:
     st.lists(st.text("12a", min_size=1, max_size=3), min_size=1, max_size=2).map(" ".join),
     st.sampled_from([0.0, 1_000.0]),
 )
-def test_numbers_are_found_however_rare_they_are(titles: list[str], query: str, share: float) -> None:
+def test_rare_numbers_are_found(titles: list[str], query: str, share: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(letter_pairs, "FEW_SHARE", share)
         expected = [title_level(query, title, with_typos=True) for title in titles]
@@ -179,7 +179,7 @@ def test_numbers_are_found_however_rare_they_are(titles: list[str], query: str, 
         ("- -", "steel - - kettle", WORD_PREFIX),
     ],
 )
-def test_closeness_of_words(query: str, title: str, level: int) -> None:
+def test_match_levels_of_words(query: str, title: str, level: int) -> None:
     assert levels_of([title, ""], query, with_typos=True) == [level, NO_MATCH]
 
 
@@ -191,7 +191,7 @@ LONG_TITLES = st.lists(
 
 
 @given(LONG_TITLES, st.integers(0, 19), st.integers(1, 10), st.integers(0, 1), st.sampled_from([" ", "-"]))
-def test_words_one_behind_the_other_are_found_at_any_turn(
+def test_consecutive_words_are_found_at_any_position(
     titles: list[str], begin: int, count: int, cut: int, between: str
 ) -> None:
     words = titles[0].split()
@@ -201,7 +201,7 @@ def test_words_one_behind_the_other_are_found_at_any_turn(
         assert levels_of(titles, query, with_typos=with_typos) == expected
 
 
-def test_only_titles_that_have_the_words_one_behind_the_other_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_titles_with_consecutive_words_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     titles = ["red tea pot", "pot red", "pot of red", "red pot", "one red pot", "redder, (pots)", "pot, shred pottery"]
     looked_at, match_levels_folded = list[int](), StringTable.match_levels_folded
 
@@ -223,7 +223,7 @@ def test_a_single_letter_is_found(letter: str) -> None:
         assert levels_of(titles, letter, with_typos=with_typos) == expected
 
 
-def test_more_titles_than_are_indexed_at_once() -> None:
+def test_titles_are_indexed_in_chunks() -> None:
     titles = [f"{'red' if row % 2 else 'blue'} thing {row % 10}" for row in range(100)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(word_index, "INDEXED_AT_ONCE", 7)
@@ -233,7 +233,7 @@ def test_more_titles_than_are_indexed_at_once() -> None:
 
 
 @given(st.lists(TITLES, min_size=1, max_size=6), st.data())
-def test_titles_that_are_added_are_found_as_if_they_had_been_there(pages: list[list[str]], data: st.DataObject) -> None:
+def test_added_titles_match_like_initial_ones(pages: list[list[str]], data: st.DataObject) -> None:
     """Between the searches so many are added that some are indexed, once or more often, and some are not."""
     index, titles = GrowingWordIndex(), list[str]()
     with pytest.MonkeyPatch.context() as patch:
@@ -248,7 +248,7 @@ def test_titles_that_are_added_are_found_as_if_they_had_been_there(pages: list[l
                 assert found.tolist() == [title_level(query, title, with_typos=with_typos) for title in titles]
 
 
-def test_a_shorter_table_is_searched_too() -> None:
+def test_a_table_shorter_than_the_index_is_searched() -> None:
     """As by a thread that has read the titles before another one has indexed more."""
     index, titles = GrowingWordIndex(), ["red pot", "blue pot"] * word_index.MAX_UNINDEXED
     for count in (len(titles), len(titles) // 2, 1, len(titles)):
@@ -263,23 +263,23 @@ def test_a_shorter_table_is_searched_too() -> None:
     st.sampled_from([range(TYPO), range(TYPO, NO_MATCH)]),
     st.randoms(),
 )
-def test_the_closest_are_those_of_a_sort(levels: list[int], limit: int, wanted: range, chance: Random) -> None:
+def test_the_closest_equal_a_sort(levels: list[int], limit: int, wanted: range, chance: Random) -> None:
     order = list(range(len(levels)))
     chance.shuffle(order)
     expected = sorted((row for row in order if levels[row] in wanted), key=lambda row: levels[row])[:limit]
     assert closest(np.array(levels, np.uint8), np.array(order, np.int32), wanted, limit).tolist() == expected
 
 
-def test_nothing_is_found_where_there_are_no_titles() -> None:
+def test_an_empty_table_has_no_matches() -> None:
     assert levels_of([""] * 1_000, "kettle", with_typos=True) == [NO_MATCH] * 1_000
     assert levels_of([], "kettle", with_typos=True) == []
 
 
-def test_cold_items_need_no_other_index() -> None:
+def test_cold_items_use_the_same_index() -> None:
     items = ItemTable(["a"], ["Kettle"], [()], np.zeros(1, np.int64))
     assert items.with_cold_items(["b"]).with_cold_items(["c"]).title_words is items.title_words
 
 
-def test_edits_are_counted_once() -> None:
+def test_edit_distances_of_the_oracle() -> None:
     pairs = {("kettle", "kettle"): 0, ("ketle", "kettle"): 1, ("kettel", "kettle"): 1, ("ktetel", "kettle"): 2}
     assert {pair: edits(*pair) for pair in pairs} == pairs

@@ -1,4 +1,4 @@
-"""A map from content to vectors: it is the ridge regression, and finds again what a linear world has put there."""
+"""The map from content to item vectors: ridge regression, and recovery of a linear relation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weights_of(events: NDArray[np.int64]) -> NDArray[np.float64]:
     return events / (events + EVENTS_OF_HALF_WEIGHT)
 
 
-def test_titles_tell_vectors_as_ridge_regression_does() -> None:
+def test_predictions_from_titles_equal_ridge_regression() -> None:
     rng = np.random.default_rng(0)
     titles, targets = described(rng)
     events = rng.integers(1, 200, ITEMS)
@@ -45,7 +45,7 @@ def test_titles_tell_vectors_as_ridge_regression_does() -> None:
     np.testing.assert_allclose(found.mean, mean, atol=1e-4)
 
 
-def test_new_titles_of_known_words_are_near_and_others_unknown() -> None:
+def test_known_words_give_near_vectors_and_others_are_unknown() -> None:
     rng = np.random.default_rng(1)
     titles, targets = described(rng)
     is_new = np.array([title.title == "black cup" for title in titles])
@@ -61,7 +61,7 @@ def test_new_titles_of_known_words_are_near_and_others_unknown() -> None:
 
 
 @pytest.mark.parametrize("lengths", [1.0, 1000.0])
-def test_vectors_of_a_shop_tell_those_of_the_model(lengths: float) -> None:
+def test_vectors_of_a_shop_predict_those_of_the_model(lengths: float) -> None:
     """However long they are; items without a vector do not count."""
     rng = np.random.default_rng(2)
     vectors = rng.normal(size=(ITEMS, NUMBERS))
@@ -76,14 +76,14 @@ def test_vectors_of_a_shop_tell_those_of_the_model(lengths: float) -> None:
     assert ((predicted - targets) ** 2).sum() < 0.02 * (around**2).sum()
 
 
-def test_the_most_used_items_count_most() -> None:
+def test_frequent_items_have_more_weight() -> None:
     titles = [Description("tea")] * 2 + [Description("cup")] * 2
     targets = np.array([[1.0], [-1.0], [0.0], [0.0]], np.float32)
     predicted, _ = learned_content(targets, np.array([1000, 1, 10, 10]), titles).of_descriptions(titles[:1])
     assert predicted[0, 0] > 0
 
 
-def test_where_nothing_tells_anything_there_is_no_map() -> None:
+def test_uninformative_content_gives_no_map() -> None:
     targets = np.ones((2, WIDTH), np.float32)
     nameless = [Description("")] * 2
     assert learned_content(targets, np.ones(2, int), nameless) is NO_CONTENT

@@ -1,4 +1,4 @@
-"""Titles and categories as vectors: what is said twice weighs more, and what all of them have weighs little."""
+"""Text features: words, character n-grams and categories, weighted by rarity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bucket(term: str) -> int:
     return zlib.crc32(term.encode()) % BUCKETS
 
 
-def test_words_their_parts_and_categories_are_terms() -> None:
+def test_words_n_grams_and_categories_are_terms() -> None:
     counts = term_counts([Description("Green TEA, green", ("drinks",)), Description("")]).toarray()
     expected: defaultdict[int, float] = defaultdict(float)
     for word, times in (("green", 2), ("tea", 1)):
@@ -48,12 +48,12 @@ def test_words_their_parts_and_categories_are_terms() -> None:
         ("a\u200d_b \u0301", 2),
     ],
 )
-def test_marks_do_not_end_a_word(title: str, words: int) -> None:
+def test_combining_marks_do_not_end_a_word(title: str, words: int) -> None:
     assert len(WORD.findall(title)) == words
 
 
 @given(DESCRIPTIONS)
-def test_features_are_terms_weighed_by_their_rarity_and_of_length_1(descriptions: list[Description]) -> None:
+def test_features_are_weighted_by_rarity_and_normalised(descriptions: list[Description]) -> None:
     counts = term_counts(descriptions)
     rarity = rarities(counts)
     dense = counts.toarray().astype(np.float64)

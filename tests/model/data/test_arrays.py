@@ -1,4 +1,4 @@
-"""Mapped arrays: what is read and split in pieces is what is read and split at once."""
+"""Memory-mapped arrays: tables read and split in chunks equal those read and split at once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def require_same_histories(one: Histories, other: Histories) -> None:
 
 @given(rows=rows_of, piece=pieces)
 @settings(max_examples=25)
-def test_what_is_read_and_split_in_pieces_is_what_is_read_and_split_at_once(
+def test_chunked_reading_equals_reading_at_once(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Any, ...]], piece: int
 ) -> None:
     directory = written(tmp_path_factory.mktemp("events"), rows)
@@ -95,7 +95,7 @@ def test_what_is_read_and_split_in_pieces_is_what_is_read_and_split_at_once(
     assert not [*(directory / "work").iterdir()]  # nothing is left where a process ends, however it does
 
 
-def test_the_share_of_the_rows_that_are_read_is_reported(tmp_path: Path) -> None:
+def test_the_progress_of_reading_is_reported(tmp_path: Path) -> None:
     stages: list[str] = []
     directory = written(tmp_path, [("u", f"i{row}", row, "click", None, None) for row in range(20)])
     read_interactions(directory, MappedArrays(tmp_path / "work", 5), stages.append)
@@ -105,7 +105,7 @@ def test_the_share_of_the_rows_that_are_read_is_reported(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("piece", [3, 1000])
-def test_a_bad_cell_is_named_in_whichever_piece_it_is(tmp_path: Path, piece: int) -> None:
+def test_a_bad_cell_is_named_in_any_chunk(tmp_path: Path, piece: int) -> None:
     rows = [(f"u{row}", "i", row, "click", None, None) for row in range(20)]
     rows[13] = ("u\x85u", "i", 1, "click", None, None)
     with pytest.raises(DataError, match=r"interactions\.parquet, row 14: user_id 'u\\x85u' is not an id"):
@@ -118,7 +118,7 @@ def resident_kib(path: Path) -> int:
     return sum(map(int, regions))
 
 
-def test_a_file_of_another_process_is_released_too(tmp_path: Path) -> None:
+def test_page_cache_of_a_saved_file_is_released(tmp_path: Path) -> None:
     arrays, path = MappedArrays(tmp_path, 1000), tmp_path / "item.npy"
     kept = np.arange(1 << 20)
     arrays.save(path, kept)
@@ -131,12 +131,12 @@ def test_a_file_of_another_process_is_released_too(tmp_path: Path) -> None:
     assert int(saved[-1]) == len(kept) - 1
 
 
-def test_a_text_is_read_with_mapped_arrays_too(tmp_path: Path, rows: list[Any], write_rows: Any) -> None:
+def test_texts_are_read_with_mapped_arrays(tmp_path: Path, rows: list[Any], write_rows: Any) -> None:
     directory = write_rows(tmp_path, rows)
     require_same(read_interactions(directory), read_interactions(directory, MappedArrays(tmp_path / "work", 100)))
 
 
-def test_what_is_no_table_is_refused_with_mapped_arrays_too(tmp_path: Path) -> None:
+def test_invalid_tables_are_refused_with_mapped_arrays(tmp_path: Path) -> None:
     arrays = MappedArrays(tmp_path / "work", 3)
     (tmp_path / "interactions.parquet").write_bytes(b"no table")
     with pytest.raises(DataError, match="is not a Parquet table"):
@@ -155,7 +155,7 @@ def arrays(request: pytest.FixtureRequest, tmp_path: Path) -> Arrays:
 
 
 class TestArrays:
-    def test_what_was_let_go_of_comes_back(self, arrays: Arrays) -> None:
+    def test_released_memory_is_read_again(self, arrays: Arrays) -> None:
         made = arrays.empty(10_000, np.int64)
         made[:] = np.arange(10_000)
         arrays.release()
@@ -165,7 +165,7 @@ class TestArrays:
         assert made[7] == -1
         assert len(arrays.empty(0, np.int32)) == 0
 
-    def test_pieces_are_everything_in_order(self, arrays: Arrays) -> None:
+    def test_chunks_are_complete_and_in_order(self, arrays: Arrays) -> None:
         found = [*arrays.slices(10)]
         assert [one.start for one in found] == [0, *(one.stop for one in found[:-1])]
         assert found[-1].stop == 10
@@ -180,7 +180,7 @@ class TestArrays:
         assert arrays.joined([], 0, np.int32).tolist() == []
 
     @pytest.mark.parametrize("share", [1, 2])
-    def test_groups_fit_into_a_piece_or_are_alone(self, tmp_path: Path, share: int) -> None:
+    def test_groups_fit_into_a_chunk_or_are_alone(self, tmp_path: Path, share: int) -> None:
         arrays = MappedArrays(tmp_path, 4)
         starts = np.array([0, 2, 4, 5, 5, 11, 11, 12], np.int64)
         found = [*arrays.groups(starts, share)]
@@ -190,13 +190,13 @@ class TestArrays:
             assert starts[one.stop] - starts[one.start] <= 4 // share or one.stop == one.start + 1
 
 
-def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
+def test_the_digest_equals_that_of_the_file(tmp_path: Path) -> None:
     directory = written(tmp_path, [("u", "i", 1, "click", None, None)])
     digest = hashlib.sha256((directory / "interactions.parquet").read_bytes()).hexdigest()
     assert read_interactions(directory, MappedArrays(tmp_path / "work", 3)).sha256 == digest
 
 
-def test_a_mapped_array_has_its_space_on_the_disk_before_it_is_written(tmp_path: Path) -> None:
+def test_disk_space_of_a_mapped_array_is_allocated_first(tmp_path: Path) -> None:
     array = MappedArrays(tmp_path, 8).empty(1 << 20, np.int8)
     files = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(tmp_path))]
     assert [file.stat().st_blocks * 512 >= len(array) for file in files] == [True]

@@ -1,4 +1,4 @@
-"""Users who have more events than any person: they are shown, and teach no more than their newest events."""
+"""Users with more events than any person: reported, and limited to their newest events in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOT = [("bot", f"i{time % 3}", time) for time in range(MAX_EVENTS_OF_USER + 5)]
 
 @pytest.mark.parametrize("piece", [None, 25])
 @pytest.mark.parametrize(("train_on", "held_out"), [("train", 2), ("all", 0)])
-def test_only_the_newest_events_of_a_bot_are_learned(
+def test_training_uses_only_the_newest_events_of_a_bot(
     tmp_path: Path, write_rows: Write, piece: int | None, train_on: TrainOn, held_out: int
 ) -> None:
     directory = write_rows(tmp_path / "data", [*PEOPLE, *BOT])
@@ -62,13 +62,13 @@ def test_a_check_names_bots(tmp_path: Path, write_rows: Write) -> None:
     assert not any("far more events" in one for one in findings(PEOPLE))
 
 
-def test_bots_do_not_decide_whether_users_choose_items_again(tmp_path: Path, write_rows: Write) -> None:
+def test_bots_do_not_decide_the_repeat_share(tmp_path: Path, write_rows: Write) -> None:
     people = repeat_share(read_interactions(write_rows(tmp_path / "people", PEOPLE)))
     with_bot = read_interactions(write_rows(tmp_path / "bot", [*PEOPLE, *BOT]))
     assert repeat_share(with_bot) == people
 
 
-def test_users_without_learned_events_do_not_make_bots_of_others(
+def test_users_without_training_events_do_not_affect_bot_detection(
     tmp_path: Path, write_rows: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a small shop, each regular has more than 1% of the events."""

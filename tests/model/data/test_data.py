@@ -1,4 +1,4 @@
-"""Data directories: what is read, what is refused and where, and the laws of the splits."""
+"""Data directories: what is read, what is refused and where, and properties of the splits."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def named(interactions: Interactions) -> list[tuple[str, str, int, str]]:
 
 
 class TestReading:
-    def test_users_are_grouped_in_order_of_time_and_equal_times_keep_the_order_of_the_file(
-        self, tmp_path: Path
-    ) -> None:
+    def test_events_are_grouped_by_user_and_sorted_stably_by_time(self, tmp_path: Path) -> None:
         content = HEADER + b"b\tx\t5\na\tz\t9\nb\ty\t3\na\ty\t9\nb\tx\t5\na\tx\t9\nb\tz\t5\n"
         found = read_interactions(put(tmp_path, "interactions.tsv", content))
         assert named(found) == [
@@ -85,7 +83,7 @@ class TestReading:
         if name == "tsv.gz":
             assert found.sha256 == expected.sha256
 
-    def test_numbers_may_name_users_in_parquet(self, tmp_path: Path) -> None:
+    def test_numeric_user_ids_in_parquet(self, tmp_path: Path) -> None:
         frame = pl.DataFrame({"user_id": [7, 7], "item_id": [1, 2], "timestamp": [10, 11]})
         frame.write_parquet(tmp_path / "interactions.parquet")
         found = read_interactions(tmp_path)
@@ -127,7 +125,7 @@ class TestReading:
         found = read_interactions(put(tmp_path, "interactions.tsv", content))
         assert named(found) == [("u", "i", 1_000_000, "click"), ("u", "j", 2_000_000, "click")]
 
-    def test_ids_may_use_every_sign_of_the_pattern(self, tmp_path: Path) -> None:
+    def test_ids_may_use_every_character_of_the_pattern(self, tmp_path: Path) -> None:
         content = HEADER + b"a.b:C_@-9\t" + b"x" * 128 + b"\t1\n...\t-\t2\n"
         found = read_interactions(put(tmp_path, "interactions.tsv", content))
         assert found.user_ids == ["a.b:C_@-9", "..."]
@@ -194,26 +192,26 @@ class TestRefusals:
             read_interactions(tmp_path)
         assert expected in str(refused.value)
 
-    def test_a_bad_line_far_down_is_named(self, tmp_path: Path) -> None:
+    def test_names_a_bad_line_far_down(self, tmp_path: Path) -> None:
         lines = [b"u%d\ti\t%d\n" % (row % 7, row) for row in range(20_000)]
         lines[15_000] = b"u\ti\n"
         put(tmp_path, "interactions.tsv", HEADER + b"".join(lines))
         with pytest.raises(DataError, match="line 15002: 2 fields"):
             read_interactions(tmp_path)
 
-    def test_an_open_quote_in_a_csv_is_refused(self, tmp_path: Path) -> None:
+    def test_refuses_an_open_quote_in_a_csv(self, tmp_path: Path) -> None:
         put(tmp_path, "interactions.csv", b'user_id,item_id,timestamp\n"u,i,1\n')
         with pytest.raises(DataError, match=r"interactions\.csv, line 2"):
             read_interactions(tmp_path)
 
-    def test_a_parquet_table_names_the_row(self, tmp_path: Path) -> None:
+    def test_names_the_row_of_a_parquet_table(self, tmp_path: Path) -> None:
         frame = pl.DataFrame({"user_id": ["u", None], "item_id": ["i", "i"], "timestamp": [1, 2]})
         frame.write_parquet(tmp_path / "interactions.parquet")
         with pytest.raises(DataError, match=r"interactions\.parquet, row 2: user_id '' is not an id"):
             read_interactions(tmp_path)
 
     @pytest.mark.parametrize("damage", ["not gzip", "cut", "overwritten", "wrong checksum"])
-    def test_broken_gzip_names_the_file(self, tmp_path: Path, damage: str) -> None:
+    def test_names_a_corrupt_gzip_file(self, tmp_path: Path, damage: str) -> None:
         rows = b"".join(b"u%d\ti\t%d\n" % (row, row * row) for row in range(500))
         whole = gzip.compress(HEADER + rows)
         broken = {
@@ -226,18 +224,18 @@ class TestRefusals:
         with pytest.raises(DataError, match=r"interactions\.tsv\.gz cannot be read"):
             read_interactions(tmp_path)
 
-    def test_what_is_no_parquet_names_the_file(self, tmp_path: Path) -> None:
+    def test_names_an_invalid_parquet_file(self, tmp_path: Path) -> None:
         put(tmp_path, "interactions.parquet", HEADER)
         with pytest.raises(DataError, match=r"interactions\.parquet is not a Parquet table"):
             read_interactions(tmp_path)
 
-    def test_two_tables_are_one_too_many(self, tmp_path: Path) -> None:
+    def test_refuses_two_tables(self, tmp_path: Path) -> None:
         put(tmp_path, "interactions.tsv", HEADER + b"u\ti\t1\n")
         put(tmp_path, "interactions.csv", b"user_id,item_id,timestamp\nu,i,1\n")
         with pytest.raises(DataError, match=r"interactions\.tsv and interactions\.csv; keep one"):
             read_interactions(tmp_path)
 
-    def test_a_missing_directory_or_table_tells_the_way_out(self, tmp_path: Path) -> None:
+    def test_names_a_remedy_for_a_missing_directory_or_table(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="does not exist; download one with 'lisarec data NAME'"):
             read_interactions(tmp_path / "nowhere")
         with pytest.raises(DataError, match=r"has no interactions\.tsv\.gz"):
@@ -251,7 +249,7 @@ class TestItems:
         assert found.titles == {"a": 'Caf\u00e9 "big"', "b": "", "c": "no shelf"}
         assert found.categories == {"a": ("p", "q"), "b": (), "c": ()}
 
-    def test_titles_and_categories_may_be_missing(self, tmp_path: Path) -> None:
+    def test_titles_and_categories_are_optional(self, tmp_path: Path) -> None:
         assert read_items(tmp_path) == ItemTexts({}, {})
         assert read_items(put(tmp_path, "items.tsv", b"item_id\na\n")) == ItemTexts({"a": ""}, {"a": ()})
 
@@ -278,11 +276,11 @@ class TestItems:
 class TestWeights:
     CONTENT = TYPED + b"u\ti\t1\tclick\t\nu\tj\t2\tdislike\t\nv\ti\t3\tdislike\t1\nu\ti\t4\tview\t\n"
 
-    def test_every_event_weighs_what_its_type_weighs(self, tmp_path: Path) -> None:
+    def test_events_have_the_weight_of_their_type(self, tmp_path: Path) -> None:
         found = read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
         assert found.weights({"click": 1, "dislike": 0, "view": 0.5}).tolist() == [1, 0, 0.5, 0]
 
-    def test_only_events_of_positive_weight_step(self, tmp_path: Path) -> None:
+    def test_only_events_of_positive_weight_change_states(self, tmp_path: Path) -> None:
         found = read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
         stepping = found.stepping(EVENT_WEIGHTS)
         assert named(stepping) == [("u", "i", 1_000_000, "click"), ("u", "i", 4_000_000, "view")]
@@ -292,14 +290,14 @@ class TestWeights:
         assert stepping.sha256 == found.sha256
         assert found.stepping({"click": 1, "dislike": 2, "view": 1}) is found
 
-    def test_all_types_without_a_weight_are_refused_at_once(self, tmp_path: Path) -> None:
+    def test_all_types_without_a_weight_are_listed(self, tmp_path: Path) -> None:
         found = read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
         with pytest.raises(DataError) as refused:
             found.stepping({"click": 1})
         options = "--event-weight dislike=1 --event-weight view=1, or 0 to ignore a type. Known weights: click"
         assert str(refused.value).startswith(f"event types without a weight: 'dislike', 'view'; pass {options}. ")
 
-    def test_a_column_of_a_thousand_types_makes_no_longer_error(self, tmp_path: Path) -> None:
+    def test_the_list_of_types_is_truncated(self, tmp_path: Path) -> None:
         rows = b"".join(b"u\ti\t%d\ttype-%d\n" % (row, row) for row in range(1000))
         found = read_interactions(put(tmp_path, "interactions.tsv", HEADER.rstrip() + b"\ttype\n" + rows))
         with pytest.raises(DataError, match=r"'type-114', 'type-115' and 980 others; pass") as refused:
@@ -358,7 +356,7 @@ class TestSplits:
 
     @pytest.mark.parametrize("name", ["loo", "temporal"])
     @pytest.mark.parametrize("train_on", ["train", "validation", "all"])
-    def test_training_events_are_a_prefix_and_what_is_held_out_has_a_past(
+    def test_training_events_are_a_prefix_and_held_out_events_have_a_history(
         self, tmp_path: Path, write_rows: Write, rows: list[Any], name: Any, train_on: Any
     ) -> None:
         found = read_interactions(write_rows(tmp_path, rows))
@@ -383,16 +381,14 @@ class TestSplits:
         assert found.timestamp_us[parts.train].max() < found.timestamp_us[parts.test].min()
 
     @pytest.mark.parametrize("first", [0, 1, 17])
-    def test_temporal_is_refused_where_timestamps_only_count(
-        self, tmp_path: Path, write_rows: Write, first: int
-    ) -> None:
+    def test_temporal_is_refused_for_ordinal_timestamps(self, tmp_path: Path, write_rows: Write, first: int) -> None:
         rows = [(user, f"i{place}", first + place) for user in "uvw" for place in range(9)]
         found = read_interactions(write_rows(tmp_path, rows))
         assert found.time_is_order
         with pytest.raises(DataError, match="use 'loo'"):
             split(found, "temporal")
 
-    def test_leaving_out_events_does_not_turn_an_order_into_a_time(self, tmp_path: Path, write_rows: Write) -> None:
+    def test_dropping_weightless_events_keeps_timestamps_ordinal(self, tmp_path: Path, write_rows: Write) -> None:
         kinds = ["click", "dislike", "click", "click"]
         rows = [(user, "i", place, kind) for user in "uv" for place, kind in enumerate(kinds)]
         directory = write_rows(tmp_path, rows, "user_id item_id timestamp type")

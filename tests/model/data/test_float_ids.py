@@ -1,4 +1,4 @@
-"""Ids and times that a program stored as floats: exact integers are read as such, others refused, and texts noted."""
+"""Ids and times stored as floats: exact integers are accepted, others refused, and texts noted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def findings(directory: Path, frame: pl.DataFrame, column: str) -> list[Finding]
     return examine(table, TableMapping({"own": column}))["interactions"].findings
 
 
-def test_integers_that_are_stored_as_floats_are_read_as_integers(arrays: Arrays, tmp_path: Path) -> None:
+def test_integral_floats_are_read_as_integers(arrays: Arrays, tmp_path: Path) -> None:
     write(tmp_path, user_id=[1.0, 2.0**53 - 1], item_id=[-7.0, 0.0], order_id=[1000.0, None], value=[1.0, 2.5])
     found = read_interactions(tmp_path, arrays)
     assert found.user_ids == ["1", "9007199254740991"]
@@ -52,7 +52,7 @@ def test_integers_that_are_stored_as_floats_are_read_as_integers(arrays: Arrays,
 
 @pytest.mark.parametrize("odd", [2.0**53, 1.5, float("nan")])
 @pytest.mark.parametrize("column", ["user_id", "item_id", "order_id"])
-def test_other_floats_are_no_ids(column: str, odd: float, arrays: Arrays, tmp_path: Path) -> None:
+def test_other_floats_are_refused_as_ids(column: str, odd: float, arrays: Arrays, tmp_path: Path) -> None:
     frame = write(tmp_path, **{column: [1.0, odd]})
     reason = f"row 2: {column} '.*' is {LOST}; write ids as integers or texts"
     with pytest.raises(DataError, match=reason):
@@ -61,7 +61,7 @@ def test_other_floats_are_no_ids(column: str, odd: float, arrays: Arrays, tmp_pa
     assert (finding.problem, finding.count, finding.stops) == (f"{column} is {LOST}", 1, True)
 
 
-def test_neither_are_those_of_items(tmp_path: Path) -> None:
+def test_other_floats_are_refused_as_item_ids(tmp_path: Path) -> None:
     table = tmp_path / "items.parquet"
     pl.DataFrame({"item_id": [1.0, 2.0**53]}).write_parquet(table)
     with pytest.raises(DataError, match=f"row 2: item_id '9007199254740992.0' is {LOST}"):
@@ -69,7 +69,7 @@ def test_neither_are_those_of_items(tmp_path: Path) -> None:
     assert [finding.problem for finding in examine_items(table, TableMapping()).findings] == [f"item_id is {LOST}"]
 
 
-def test_short_floats_are_neither_ids_nor_times(arrays: Arrays, tmp_path: Path) -> None:
+def test_low_precision_floats_are_refused(arrays: Arrays, tmp_path: Path) -> None:
     equal = pl.Series([NOW, NOW + 1], dtype=pl.Float32)
     write(tmp_path, item_id=equal)
     with pytest.raises(DataError, match=f"row 1: item_id '1766597400.0' is {LOST}"):
@@ -96,7 +96,7 @@ def test_short_floats_are_neither_ids_nor_times(arrays: Arrays, tmp_path: Path) 
         (["1.0", "u"], 0),
     ],
 )
-def test_ids_in_texts_stay_as_they_are_and_are_noted(user_ids: list[str], noted: int, tmp_path: Path) -> None:
+def test_float_like_texts_are_kept_and_noted(user_ids: list[str], noted: int, tmp_path: Path) -> None:
     table = tmp_path / "interactions.tsv"
     rows = "".join(f"{user_id}\titem-1\t{NOW}\n" for user_id in user_ids)
     table.write_text(f"user_id\titem_id\ttimestamp\n{rows}")
@@ -106,7 +106,7 @@ def test_ids_in_texts_stay_as_they_are_and_are_noted(user_ids: list[str], noted:
     assert all("user_id looks like an integer that was exported as a float" in finding.problem for finding in found)
 
 
-def test_an_id_that_has_lost_digits_has_to_be_exported_anew(tmp_path: Path) -> None:
+def test_ids_with_lost_digits_are_reported(tmp_path: Path) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(f"user_id;item_id;timestamp\n1;7,10E+11;{NOW}\n2;7;{NOW}\n3,0;8;{NOW}\n")
     float_, rounded = examine(table, TableMapping())["interactions"].findings
@@ -118,7 +118,7 @@ def test_an_id_that_has_lost_digits_has_to_be_exported_anew(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("of_events", "of_items"), [(["007", "a", "7x"], ["7", "x"]), (["7", "a", "07x"], ["007", "7x"])]
 )
-def test_leading_zeros_that_one_table_lost_are_named(of_events: list[str], of_items: list[str], tmp_path: Path) -> None:
+def test_lost_leading_zeros_are_reported(of_events: list[str], of_items: list[str], tmp_path: Path) -> None:
     lines = "".join(f"u,{item_id},{NOW}\n" for item_id in of_events)
     (tmp_path / "interactions.csv").write_text(f"user_id,item_id,timestamp\n{lines}")
     (tmp_path / "items.csv").write_text("item_id\n" + "\n".join(of_items) + "\n")

@@ -1,4 +1,4 @@
-"""Vectors in a table of items, and models that learn from them."""
+"""Vectors in an items table, and models that learn from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from model.training import train
 Make = Callable[..., Any]
 
 
-def test_they_are_found_by_id_and_have_length_1(tmp_path: Path) -> None:
+def test_vectors_are_found_by_id_and_normalised(tmp_path: Path) -> None:
     rows = {"item_id": ["a", "b", "c"], "title": ["A", "B", "C"], "vector": [[1e300, 0.0], None, [-3.0, 4.0]]}
     pl.DataFrame(rows).write_parquet(tmp_path / "items.parquet")
     found = read_item_vectors(tmp_path)
@@ -31,7 +31,7 @@ def test_they_are_found_by_id_and_have_length_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cells", [None, [None, None]])
-def test_without_any_there_are_none(tmp_path: Path, cells: list[None] | None) -> None:
+def test_a_table_without_vectors_gives_none(tmp_path: Path, cells: list[None] | None) -> None:
     assert read_item_vectors(tmp_path) is None
     frame = pl.DataFrame({"item_id": ["a", "b"]})
     if cells is not None:
@@ -40,7 +40,7 @@ def test_without_any_there_are_none(tmp_path: Path, cells: list[None] | None) ->
     assert read_item_vectors(tmp_path) is None
 
 
-def test_a_model_learns_what_they_tell(
+def test_a_model_learns_from_vectors(
     tmp_path: Path, rows: list[Any], write_rows: Make, tiny_config: Make, silent: Make
 ) -> None:
     """The items of the shop stand on a ring, and so do their vectors."""

@@ -1,4 +1,4 @@
-"""What is one order: what one user bought under one id, or within a window."""
+"""Orders: purchases of a user under one id, or within a time window."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def orders_in(found: Interactions) -> set[frozenset[int]]:
 
 @given(rows=rows_of)
 @settings(max_examples=40)
-def test_orders_are_those_of_plain_grouping(
+def test_orders_equal_plain_grouping(
     rows: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory, write_rows: Callable[..., Path]
 ) -> None:
     found = read(tmp_path_factory.mktemp("data"), write_rows, rows)
@@ -74,7 +74,7 @@ def test_purchases_exactly_a_window_apart_are_one_order(tmp_path: Path, write_ro
     assert orders_in(found) == {frozenset({0, 1}), frozenset({2}), frozenset({3})}
 
 
-def test_times_that_are_only_an_order_make_no_window(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
+def test_ordinal_timestamps_have_no_window(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
     rows = [("a", f"i{n}", n) for n in range(5)]
     found = read(tmp_path / "counted", write_rows, rows, "user_id item_id timestamp")
     assert not orders_in(found)
@@ -84,9 +84,7 @@ def test_times_that_are_only_an_order_make_no_window(tmp_path: Path, write_rows:
     assert orders_in(with_ids) == {frozenset(range(5))}
 
 
-def test_an_order_id_of_any_letters_is_one_and_a_very_long_one_is_refused(
-    tmp_path: Path, write_rows: Callable[..., Path]
-) -> None:
+def test_order_ids_may_be_any_text_of_limited_length(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
     columns = "user_id item_id timestamp order_id"
     assert orders_in(
         read(tmp_path / "odd", write_rows, [("a", "x", 5, "No. 7/ü"), ("a", "y", 90_000, "No. 7/ü")], columns)

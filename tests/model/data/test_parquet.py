@@ -1,4 +1,4 @@
-"""Parquet tables: columns that nobody reads may hold anything, and one that is needed is named."""
+"""Parquet tables: unread columns may have any type; an unsupported needed column is named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def arrays(request: pytest.FixtureRequest, tmp_path: Path) -> Arrays:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_column_is_refused_only_where_events_need_it(name: str, arrays: Arrays, tmp_path: Path) -> None:
+def test_an_unsupported_column_is_refused_only_if_events_need_it(name: str, arrays: Arrays, tmp_path: Path) -> None:
     frame = pl.DataFrame({"user_id": ["u"], "item_id": ["i"], "timestamp": [1], name: ODD[name]})
     frame.write_parquet(tmp_path / "interactions.parquet")
     assert read_interactions(tmp_path, arrays).item_ids == ["i"]
@@ -37,7 +37,7 @@ def test_an_odd_column_is_refused_only_where_events_need_it(name: str, arrays: A
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_column_is_refused_only_where_items_have_it_as_a_property(name: str, tmp_path: Path) -> None:
+def test_an_unsupported_column_is_refused_only_if_it_is_a_property(name: str, tmp_path: Path) -> None:
     table = tmp_path / "items.parquet"
     pl.DataFrame({"item_id": ["i"], "title": ["I"], name: ODD[name]}).write_parquet(table)
     assert read_items(tmp_path).titles == {"i": "I"}
@@ -69,7 +69,7 @@ def test_categories_may_be_lists_of_texts(tmp_path: Path) -> None:
         read_items(tmp_path)
 
 
-def test_a_zone_that_polars_cannot_read_is_an_error_message(arrays: Arrays, tmp_path: Path) -> None:
+def test_an_unknown_time_zone_is_reported(arrays: Arrays, tmp_path: Path) -> None:
     """Of an Indian shop, as pandas writes 2026-01-01T10:00:00+05:30."""
     table = tmp_path / "interactions.parquet"
     times = pl.Series([1], dtype=pl.Datetime("us", "Israel"))

@@ -1,4 +1,4 @@
-"""Training on newer events or a sample of users, and events of items in another order."""
+"""Training on recent events or a sample of users, and events with reordered items."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def found(request: pytest.FixtureRequest, tmp_path: Path, write_rows: Write) -> 
     return read_interactions(directory, MappedArrays(tmp_path / "work", 25))
 
 
-def test_less_is_learned_from_and_the_same_is_held_out(found: Interactions) -> None:
+def test_thinning_reduces_training_events_and_keeps_held_out_ones(found: Interactions) -> None:
     whole = split(found, "loo")
     assert thinned(found, whole, DataCard()) is whole
     since = datetime.fromtimestamp(SINCE_S, UTC)
@@ -44,12 +44,12 @@ def test_less_is_learned_from_and_the_same_is_held_out(found: Interactions) -> N
     np.testing.assert_array_equal(again.train, parts.train)
 
 
-def test_half_of_the_users_are_half(found: Interactions) -> None:
+def test_a_share_of_users_is_sampled(found: Interactions) -> None:
     parts = thinned(found, split(found, "loo"), DataCard(users_sample=0.5))
     assert len(np.unique(found.user[parts.train])) == 20
 
 
-def test_nothing_to_learn_from_is_refused(found: Interactions, tmp_path: Path, write_rows: Write) -> None:
+def test_an_empty_training_set_is_refused(found: Interactions, tmp_path: Path, write_rows: Write) -> None:
     with pytest.raises(DataError, match="no training event is left; use an earlier --since"):
         thinned(found, split(found, "loo"), DataCard(since=datetime(2030, 1, 1, tzinfo=UTC)))
     with pytest.raises(DataError, match="no event has a weight above 0"):
@@ -59,7 +59,7 @@ def test_nothing_to_learn_from_is_refused(found: Interactions, tmp_path: Path, w
         thinned(order, split(order, "loo"), DataCard(since=datetime(1970, 1, 1, tzinfo=UTC)))
 
 
-def test_items_may_be_put_first_with_some_that_no_event_has(found: Interactions) -> None:
+def test_items_may_be_put_first_including_unused_ones(found: Interactions) -> None:
     first = ["elsewhere", *sorted(found.item_ids, reverse=True)[:5]]
     moved = found.with_items_first(first)
     assert moved.item_ids[: len(first)] == first

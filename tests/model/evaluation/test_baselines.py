@@ -1,4 +1,4 @@
-"""Every baseline against the loops or the least squares that its source writes down."""
+"""Every baseline against loops or least squares as in its source."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_log_co_visitation_is_the_lift_of_every_follower(query_decay: float) -> 
 
 
 @pytest.mark.parametrize("query_decay", [0.0, 0.5])
-def test_ease_is_least_squares_of_every_item_on_all_others(query_decay: float) -> None:
+def test_ease_equals_least_squares_of_every_item_on_all_others(query_decay: float) -> None:
     histories, prefixes, l2 = random_histories(0), [[0, 1, 1], [5], [3, 9, 11, 0]], 7.0
     used = np.array([[item in history for item in range(ITEMS)] for history in histories], float)
     weights = np.zeros((ITEMS, ITEMS))
@@ -148,7 +148,7 @@ def test_ease_is_least_squares_of_every_item_on_all_others(query_decay: float) -
     np.testing.assert_allclose(scores_of(Ease(l2, query_decay), histories, prefixes), expected, atol=1e-5)
 
 
-def test_ease_refuses_a_catalogue_whose_pairs_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ease_refuses_a_catalogue_that_exceeds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "EASE_MAX_ITEMS", ITEMS - 1)
     with pytest.raises(baselines.TooManyItems, match=r"12 items, but .* limited to 11"):
         Ease(1.0, 0.0).fit(packed([[1, 2]]), ITEMS)
@@ -215,7 +215,7 @@ class TestRidge:
         return scores / np.maximum(counts, 1) ** self.RIDGE.discount
 
     @pytest.mark.parametrize("block", [1, 40, 100_000])
-    def test_is_least_squares_over_all_positions(self, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    def test_equals_least_squares_over_all_positions(self, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
         monkeypatch.setattr(baselines, "POSITIONS_PER_BLOCK", block)
         rng = np.random.default_rng(0)
         histories, prefixes = random_histories(2), [[0, 1, 1], [5], [3, 9, 11, 0]]
@@ -227,7 +227,7 @@ class TestRidge:
 
 @pytest.mark.parametrize("baseline", EVERY, ids=str)
 class TestEvery:
-    def test_scores_what_was_never_seen_and_ranks_what_was_higher(self, baseline: Baseline) -> None:
+    def test_scores_are_finite_and_rank_related_items_higher(self, baseline: Baseline) -> None:
         histories = [[0, 1, 2, 3], [1, 2, 3], [], [0, 1, 2], [4]]
         found = scores_of(baseline, histories, [[11], [0, 1], [7, 8, 9]])
         assert found.shape == (3, ITEMS)
@@ -236,14 +236,14 @@ class TestEvery:
         if not isinstance(baseline, Popularity):
             assert found[1, 2] > found[1, 4:].max()
 
-    def test_scores_one_history_as_it_scores_many(self, baseline: Baseline) -> None:
+    def test_scores_a_batch_like_single_histories(self, baseline: Baseline) -> None:
         scorer = baseline.fit(packed(random_histories(3)), ITEMS)
         prefixes = [history for history in random_histories(4, users=9) if history]
         together = scorer(packed(prefixes))
         for prefix, expected in zip(prefixes, together, strict=True):
             np.testing.assert_allclose(scorer(packed([prefix]))[0], expected, rtol=1e-4, atol=1e-6)
 
-    def test_gives_scores_that_the_caller_may_change(self, baseline: Baseline) -> None:
+    def test_returns_scores_that_the_caller_may_modify(self, baseline: Baseline) -> None:
         scorer = baseline.fit(packed(random_histories(3)), ITEMS)
         first = scorer(packed([[1], [2]]))
         untouched = first.copy()
@@ -258,7 +258,7 @@ class TestEvery:
 class TestHistories:
     HISTORIES = packed([[1, 2, 3], [], [4], [5, 6]], np.arange(6, dtype=np.float32))
 
-    def test_a_slice_is_the_same_as_packing_only_these(self) -> None:
+    def test_a_slice_equals_packing_only_its_histories(self) -> None:
         part = self.HISTORIES[1:4]
         assert [items.tolist() for items in part] == [[], [4], [5, 6]]
         assert [weights.tolist() for weights in part.weights_of_each] == [[], [3], [4, 5]]

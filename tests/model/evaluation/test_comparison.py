@@ -1,4 +1,4 @@
-"""Models compared on the same held-out events: against means written out, and verdicts on ranks made by hand."""
+"""Comparison of models on the same held-out events, against explicit means and hand-made ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestVerdict:
         )
         assert verdict([11] * 50, [1] * 50).startswith("one is worse than other in HR@10 (-1.0000")
 
-    def test_says_what_may_be_chance(self) -> None:
+    def test_says_if_a_difference_may_be_chance(self) -> None:
         found = verdict([1] * 50, [2] * 50)
         assert found.startswith("one is better than other in NDCG@10 (+0.3691")
         assert found.endswith("; in HR@10 (+0.0000, 95% +0.0000 to +0.0000) the difference may be chance.")
@@ -58,7 +58,7 @@ class TestVerdict:
         assert found.startswith("one is better than other in HR@10 (+0.2000")
         assert " and worse in NDCG@10 (-" in found
 
-    def test_says_where_they_learned_from_different_events(self) -> None:
+    def test_reports_different_training_events(self) -> None:
         one, other = variant("one", [1] * 50), variant("other", [11] * 50)
         more = Variant("other", [replace(other.results[0], event_options="--train-on validation --users-sample 0.5")])
         less = Variant("one", [replace(one.results[0], event_options="--train-on train")])
@@ -70,12 +70,12 @@ class TestVerdict:
         assert Leaderboard.of([less, more], []).verdict == Leaderboard.of([one, other], []).verdict + caveat
 
     @pytest.mark.parametrize(("users", "is_little"), [(29, True), (30, False)])
-    def test_says_that_few_users_say_little(self, users: int, is_little: bool) -> None:
+    def test_warns_of_few_users(self, users: int, is_little: bool) -> None:
         board = Leaderboard.of([variant("one", [1] * users), variant("other", [11] * users)], [])
         assert ("fewer than 30 users" in board.verdict) is is_little
 
 
-def test_seeds_are_averaged_within_each_user() -> None:
+def test_seeds_are_averaged_per_user() -> None:
     first, other = variant("one", [1, 11, 3], [2, 1, 11]), variant("other", [4, 4, 4])
     differences = Comparison.of(first, other).differences
 
@@ -91,7 +91,7 @@ def test_seeds_are_averaged_within_each_user() -> None:
     assert all(each == (0.0, (0.0, 0.0)) for each in itself.values())
 
 
-def test_intervals_are_those_of_users_drawn_one_by_one() -> None:
+def test_intervals_equal_a_bootstrap_over_users() -> None:
     rng = np.random.default_rng(0)
     seeds = [rng.integers(1, 15, 400).tolist() for _ in range(3)]
     low, high = Comparison.of(variant("a", *seeds[:2]), variant("b", seeds[2])).differences["hr_at_10"].interval_95
@@ -117,7 +117,7 @@ def changed(model: Artifact, name: str, noise: float = 0.0, **training: Any) -> 
 
 
 class TestModels:
-    def test_are_grouped_by_all_but_the_seed(self, first: Artifact) -> None:
+    def test_are_grouped_by_configuration_without_the_seed(self, first: Artifact) -> None:
         models = [
             first,
             changed(first, "longer", epochs=9),
@@ -150,14 +150,14 @@ class TestModels:
         assert found["verdict"].startswith("tiny is better than worse in ")
         assert [model["name"] for model in found["models"]] == ["worse"]
 
-    def test_of_several_seeds_have_the_means_of_them(self, first: Artifact, shop: Path) -> None:
+    def test_of_several_seeds_are_averaged(self, first: Artifact, shop: Path) -> None:
         others = [changed(first, f"other {seed}", noise=1.0 + seed, epochs=9, seed=seed) for seed in (0, 1)]
         found = evaluate([first, *others], shop).to_json()["other_models"]["other 0"]
         for name, mean in found["metrics"].items():
             assert mean == pytest.approx(sum(model["metrics"][name] for model in found["models"]) / 2)
         assert [model["seed"] for model in found["models"]] == [0, 1]
 
-    def test_that_trained_on_the_validation_events_too_may_be_compared(self, first: Artifact, shop: Path) -> None:
+    def test_trained_on_validation_events_may_be_compared(self, first: Artifact, shop: Path) -> None:
         data = first.config.data.model_copy(update={"train_on": "validation"})
         other = replace(first, name="on more", config=first.config.model_copy(update={"data": data}))
         report = evaluate([first, other], shop)
@@ -180,7 +180,7 @@ class TestModels:
             ({"sha256": "0" * 64}, "was trained on the table 0000"),
         ],
     )
-    def test_that_may_know_the_test_events_are_refused_in_every_place(
+    def test_that_may_know_test_events_are_refused_in_any_position(
         self, first: Artifact, shop: Path, card: dict[str, str], reason: str
     ) -> None:
         data = first.config.data.model_copy(update=card)
@@ -189,7 +189,7 @@ class TestModels:
             with pytest.raises(DataError, match=reason):
                 evaluate(models, shop)
 
-    def test_all_have_their_ranks_written(self, first: Artifact, shop: Path) -> None:
+    def test_write_their_ranks(self, first: Artifact, shop: Path) -> None:
         other = changed(first, "other", noise=1.0, epochs=9)
         report = evaluate([first, other], shop)
         frame = report.ranks_frame()
@@ -229,7 +229,7 @@ class TestEventTypes:
         report = evaluate([plain, heavy], data)
         assert report.others[0].results[0].ranks.tolist() == evaluate([heavy], data).ranks.tolist()
 
-    def test_models_that_step_by_other_events_are_not_compared(
+    def test_models_with_different_event_types_are_not_compared(
         self, data: Path, weighed: Callable[..., Artifact]
     ) -> None:
         plain, bought = weighed("plain"), weighed("bought", view=0.0)

@@ -1,4 +1,4 @@
-"""The evaluation protocols end to end: a trained model beside the baselines on the data it was trained on."""
+"""Evaluation protocols end to end: a trained model beside baselines on its data."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_whole_evaluation_equals_the_parallel_forward_and_a_sort(
     assert report.ranks.tolist() == expected
 
 
-def test_a_report_says_all_that_is_needed_to_repeat_it(shop: Path, trained: Path) -> None:
+def test_a_report_contains_everything_to_reproduce_it(shop: Path, trained: Path) -> None:
     loaded = model_directory.load(trained)
     full = evaluate.evaluate([loaded], shop, None, None).to_json()
     sampled = evaluate.evaluate([loaded], shop, "loo_sampled100", None).to_json()
@@ -110,7 +110,7 @@ class TestRefusals:
             with pytest.raises(DataError, match="trained for the split 'temporal'"):
                 evaluate.evaluate([self.carded(trained, split="temporal")], shop, protocol, None)
 
-    def test_a_table_that_leaves_nothing_to_test(
+    def test_a_table_without_test_events(
         self,
         tmp_path: Path,
         write_rows: Callable[..., Path],
@@ -147,7 +147,7 @@ def report(shop: Path, trained: Path) -> Report:
 
 
 class TestBaselines:
-    def test_are_chosen_on_validation_without_training_on_it(self, report: Report, shop: Path) -> None:
+    def test_are_tuned_on_validation_without_training_on_it(self, report: Report, shop: Path) -> None:
         interactions = read_interactions(shop)
         users = [interactions.item[begin:end] for begin, end in pairwise(interactions.starts)]
         histories = [items[:-2] if len(items) >= 3 else items for items in users]
@@ -163,14 +163,14 @@ class TestBaselines:
         assert len(set(found.values())) == 3
         assert report.baselines[1].settings == asdict(max(found, key=found.__getitem__))
 
-    def test_are_tested_on_the_events_and_by_the_rules_of_the_model(self, report: Report) -> None:
+    def test_are_tested_by_the_protocol_of_the_model(self, report: Report) -> None:
         popularity, trial = report.baselines[0], report.trial
         scores = trial.counts.astype(np.float32)
         assert popularity.ranks.tolist() == [(scores >= scores[target]).sum() for target in trial.events.targets]
         assert popularity.recommended is not None
         assert (popularity.recommended == np.argsort(-scores, kind="stable")).all()
 
-    def test_stand_in_the_report_with_paired_differences(self, report: Report) -> None:
+    def test_are_reported_with_paired_differences(self, report: Report) -> None:
         numbers = report.to_json()
         json.dumps(numbers, allow_nan=False)
         assert list(numbers["baselines"]) == ["popularity", "ease"]
@@ -193,7 +193,7 @@ class TestBaselines:
         assert rival.best_minus is not None
         assert found == rival.best_minus["ndcg_at_10"]._asdict()
 
-    def test_that_do_not_fit_are_left_out_with_the_reason(
+    def test_that_exceed_memory_are_omitted_with_the_reason(
         self, shop: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(baselines, "EASE_MAX_ITEMS", 3)
@@ -234,12 +234,12 @@ def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
     assert "other_models" not in numbers
 
 
-def test_one_model_is_not_given_twice(shop: Path, trained: Path) -> None:
+def test_the_same_model_twice_is_refused(shop: Path, trained: Path) -> None:
     with pytest.raises(DataError, match="given twice"):
         evaluate.evaluate([model_directory.load(trained), model_directory.load(trained)], shop, None, None)
 
 
-def test_sampled_negatives_refuse_another_seen_rule(shop: Path, trained: Path) -> None:
+def test_sampled_protocols_refuse_other_seen_rules(shop: Path, trained: Path) -> None:
     with pytest.raises(DataError, match="never in the history"):
         evaluate.evaluate([model_directory.load(trained)], shop, "loo_sampled100", "none")
 
@@ -281,7 +281,7 @@ def test_cold_items_are_counted(
     assert [(bucket["first"], bucket["users"]) for bucket in numbers["by_history_length"]] == [(1, 5)]
 
 
-def test_a_neural_baseline_is_fitted_once_and_tells_how_far_it_is(trained: Path, shop: Path) -> None:
+def test_a_neural_baseline_is_fitted_once_and_reports_progress(trained: Path, shop: Path) -> None:
     messages: list[str] = []
     grids = {"gru4rec": [Gru4Rec(width=8, epochs=2)]}
     report = evaluate.evaluate([model_directory.load(trained)], shop, None, None, grids, messages.append)
@@ -291,9 +291,7 @@ def test_a_neural_baseline_is_fitted_once_and_tells_how_far_it_is(trained: Path,
 
 
 @pytest.mark.parametrize("train_on", ["train", "validation"])
-def test_a_neural_baseline_chooses_its_epoch_only_by_events_that_it_does_not_learn(
-    trained: Path, shop: Path, train_on: str
-) -> None:
+def test_a_neural_baseline_selects_its_epoch_on_held_out_events(trained: Path, shop: Path, train_on: str) -> None:
     messages: list[str] = []
     model = model_directory.load(trained)
     card = model.config.data.model_copy(update={"train_on": train_on})

@@ -1,4 +1,4 @@
-"""Questions to models of different times, against counting by hand."""
+"""Test questions for models of different times, against counting by hand."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def lifted(model: Artifact, followers: Followers, lift: Lift) -> Artifact:
 
 class TestRanks:
     @pytest.mark.parametrize("seen_rule", ["none", "all"])
-    def test_equal_one_question_at_a_time(self, seen_rule: Any) -> None:
+    def test_of_a_batch_equal_single_questions(self, seen_rule: Any) -> None:
         """Also of items that one of the models does not know, and of users of whom it knows nothing."""
         rng = np.random.default_rng(1)
         kinds = ["click", "like", "dislike", "never heard of"]
@@ -169,7 +169,7 @@ class TestRanks:
         assert (first.values[1], second.values[1]) == (2, 3)
 
     @pytest.mark.parametrize("seen_rule", ["none", "all"])
-    def test_with_any_lift_are_those_of_a_model_that_has_it(self, seen_rule: Any) -> None:
+    def test_with_a_given_lift_equal_a_model_with_that_lift(self, seen_rule: Any) -> None:
         rng = np.random.default_rng(2)
         histories = [
             [(str(item), "click") for item in rng.choice(list("abcdefgz"), n)] for n in rng.integers(1, 30, 80)
@@ -185,7 +185,7 @@ class TestRanks:
             assert ranks(lift).tolist() == expected.tolist()
             assert len(set(expected.tolist())) > 3
 
-    def test_popular_items_stand_by_their_counts_and_a_tie_counts_against_them(self) -> None:
+    def test_of_popular_items_follow_counts_with_pessimistic_ties(self) -> None:
         comparison = HoldoutComparison(
             [[("a", "click")], [("a", "click")], [("b", "click")], [("a", "click")]], ["b", "c", "c", "z"], "none"
         )
@@ -200,7 +200,7 @@ class TestCut:
     )
 
     @given(rows, st.integers(-1, 60))
-    def test_nobody_was_trained_on_an_answer(self, rows: list[tuple[str, str, int]], seen_ms: int) -> None:
+    def test_no_answer_is_in_the_training_data(self, rows: list[tuple[str, str, int]], seen_ms: int) -> None:
         """Each is the last event of a user, logged since, and asked for with all that was before it."""
         events = table(*((*row, logged_ms) for logged_ms, row in enumerate(rows)))
         past, comparison = split(events, seen_ms)
@@ -224,7 +224,7 @@ class TestCut:
         st.booleans(),
         st.lists(st.none() | st.floats(0, 9), min_size=60, max_size=60),
     )
-    def test_a_log_in_pieces_is_split_like_a_whole_table(
+    def test_a_chunked_log_is_split_like_a_whole_table(
         self,
         rows: list[tuple[str, str, int]],
         seen_ms: int,
@@ -251,24 +251,24 @@ class TestCut:
         st.lists(st.integers(-(2**40), 2**52) | st.integers(0, 3), min_size=1, max_size=50),
         st.sampled_from([0.0, 0.05, 0.5, 0.9, 1.0]),
     )
-    def test_a_quantile_by_counts_is_that_of_the_sorted_values(self, values: list[int], share: float) -> None:
+    def test_a_quantile_by_counts_equals_that_of_sorted_values(self, values: list[int], share: float) -> None:
         column = pl.DataFrame({"value": values})
         assert lower_quantile(column.lazy(), "value", share) == column["value"].quantile(share, "lower")
         assert lower_quantile(column.lazy().head(0), "value", share) is None
 
-    def test_the_past_ends_where_the_last_tenth_or_what_is_unseen_begins(self) -> None:
+    def test_the_past_ends_at_the_last_tenth_or_at_unseen_events(self) -> None:
         rows = [(f"u{n % 10}", "a", n, n) for n in range(100)]
         for seen_ms, end in ((-1, 89), (50, 89), (94, 95)):
             past, comparison = split(table(*rows), seen_ms)
             assert (len(past), len(comparison)) == (end, min(10, 100 - max(end, seen_ms + 1)))
 
-    def test_events_from_before_the_model_are_no_questions_however_late_they_are_logged(self) -> None:
+    def test_late_logged_events_from_before_the_model_are_no_questions(self) -> None:
         rows = [(f"u{n % 10}", "a", n, 100_000 + n) for n in range(100)]
         for seen_ms, end in ((50_000, 89), (94_000, 95), (99_000, 89)):
             past, comparison = split(table(*rows), seen_ms)
             assert (len(past), len(comparison)) == (end, min(10, 99 - seen_ms // 1000))
 
-    def test_of_times_that_only_count_the_last_new_event_is_asked_for(self) -> None:
+    def test_with_ordinal_timestamps_the_last_new_event_is_the_question(self) -> None:
         rows = [
             (user, item, n, n + 10 * (user == "v"))
             for user in "uvw"
@@ -289,7 +289,7 @@ class TestCut:
         assert len(expected) == 10
         np.testing.assert_array_equal(comparison.values, expected)
 
-    def test_seen_items_stay_where_people_buy_again(self) -> None:
+    def test_seen_items_stay_for_repeat_consumption(self) -> None:
         again = table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)])
         once = table(*[(f"u{n % 9}", f"i{n}", n * n, n) for n in range(60)])
         assert (split(again, -1)[1].seen_rule, split(once, -1)[1].seen_rule) == (
@@ -297,5 +297,5 @@ class TestCut:
             "all",
         )
 
-    def test_without_anything_new_nobody_is_asked(self) -> None:
+    def test_without_new_events_there_are_no_questions(self) -> None:
         assert len(split(table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)]), 1_000)[1]) == 0

@@ -1,4 +1,4 @@
-"""Who wins an evaluation, on ranks made by hand, and the sentence that says so."""
+"""The winner of an evaluation, on hand-made ranks, and its sentence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_baseline_may_win_against_all_models() -> None:
     assert low < -margin < high < 0
 
 
-def test_what_may_be_chance_is_no_certain_difference() -> None:
+def test_a_difference_by_chance_is_not_significant() -> None:
     turned = [GOOD[-1], *GOOD[:-1]]
     verdict = Leaderboard.of([variant("shop", GOOD)], [baseline("ease", turned)]).verdict
     assert verdict.startswith(
@@ -71,7 +71,7 @@ def test_without_baselines_models_are_compared_with_each_other() -> None:
     )
 
 
-def test_a_model_alone_has_nothing_beside_it() -> None:
+def test_a_single_model_is_not_compared() -> None:
     board = Leaderboard.of([variant("shop", GOOD)], [])
     assert board.rival is None
     assert board.verdict.startswith(f"shop (lisa-mini) has an NDCG@10 of {ndcg(GOOD):.4f} (95% interval 0.")
@@ -79,7 +79,7 @@ def test_a_model_alone_has_nothing_beside_it() -> None:
     assert board.in_plain_words.endswith("100.0% of 200 users.")
 
 
-def test_seeds_count_by_their_mean() -> None:
+def test_seeds_are_averaged() -> None:
     board = Leaderboard.of([variant("two seeds", GOOD, POOR)], [baseline("ease", FAIR)])
     rival = board.rival
     assert rival is not None

@@ -1,4 +1,4 @@
-"""The neural baselines: laws of what they read, and that they learn an order that counting cannot see."""
+"""Neural baselines: properties of their inputs, and that they learn sequential order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def prefers(best: int, epochs: int) -> Callable[[Scorer], float]:
 
 @pytest.mark.parametrize("neural", BOTH, ids=lambda neural: type(neural).__name__)
 class TestBoth:
-    def test_score_a_prefix_whatever_else_is_in_the_block(self, neural: NeuralBaseline) -> None:
+    def test_score_a_prefix_independently_of_its_batch(self, neural: NeuralBaseline) -> None:
         scorer = neural.fit(packed(chains(0)), ITEMS)
         prefixes = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [7, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
         together = scorer(packed(prefixes))
@@ -51,14 +51,14 @@ class TestBoth:
         for prefix, expected in zip(prefixes, together, strict=True):
             np.testing.assert_allclose(scorer(packed([prefix]))[0], expected, rtol=1e-4, atol=1e-5)
 
-    def test_read_the_newest_events_that_fit_the_window(self, neural: NeuralBaseline) -> None:
+    def test_read_the_newest_events_within_the_window(self, neural: NeuralBaseline) -> None:
         scorer = neural.fit(packed(chains(0)), ITEMS)
         long = list(range(20))
         scores = scorer(packed([long, long[-8:], long[-7:]]))
         np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-5)
         assert np.abs(scores[0] - scores[2]).max() > 1e-3
 
-    def test_know_nothing_of_later_events(self, neural: NeuralBaseline) -> None:
+    def test_are_causal(self, neural: NeuralBaseline) -> None:
         torch.manual_seed(0)
         network = neural.network(ITEMS, 0.0).eval()
         items = torch.arange(8)[None]
@@ -69,7 +69,7 @@ class TestBoth:
         torch.testing.assert_close(before[:5], after[:5])
         assert ((before[5:] - after[5:]).abs().amax(dim=1) > 1e-4).all()
 
-    def test_one_seed_gives_one_model(self, neural: NeuralBaseline) -> None:
+    def test_are_deterministic_by_seed(self, neural: NeuralBaseline) -> None:
         histories, prefixes = packed(chains(0)), packed([[1, 2], [4]])
         other = type(neural)(**{**SMALL, "seed": 1})  # type: ignore[arg-type]
         first = neural.fit(histories, ITEMS)(prefixes)
@@ -77,7 +77,7 @@ class TestBoth:
         assert np.array_equal(neural.fit(histories, ITEMS)(prefixes), first)
         assert not np.allclose(other.fit(histories, ITEMS)(prefixes), first)
 
-    def test_keep_the_epoch_that_is_judged_best(self, neural: NeuralBaseline) -> None:
+    def test_keep_the_best_epoch(self, neural: NeuralBaseline) -> None:
         histories, prefixes = packed(chains(0)), packed([[1, 2], [5]])
         longer = replace(neural, epochs=3)
         after_each = [
@@ -87,20 +87,22 @@ class TestBoth:
             scores = longer.fit(histories, ITEMS, validate=prefers(best, epochs=3))(prefixes)
             np.testing.assert_array_equal(scores, after_each[best])
 
-    def test_report_a_quality_only_of_epochs_that_are_judged(self, neural: NeuralBaseline) -> None:
+    def test_report_quality_only_of_evaluated_epochs(self, neural: NeuralBaseline) -> None:
         lines = list[str]()
         for validate in (None, lambda _: 0.25):
             replace(neural, epochs=1).fit(packed(chains(0)), ITEMS, lines.append, validate)
         assert ["validation NDCG@10 0.2500" in line for line in lines] == [False, True]
         assert "NDCG" not in lines[0]
 
-    def test_leave_the_generator_of_others_alone(self, neural: NeuralBaseline) -> None:
+    def test_leave_the_global_random_generator_unchanged(self, neural: NeuralBaseline) -> None:
         before = torch.random.get_rng_state()
         neural.fit(packed(chains(0, users=5)), ITEMS)
         assert torch.equal(torch.random.get_rng_state(), before)
 
     @pytest.mark.parametrize("sampled", [False, True])
-    def test_learn_an_order(self, neural: NeuralBaseline, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_learn_sequential_order(
+        self, neural: NeuralBaseline, sampled: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if sampled:
             monkeypatch.setattr(neural_baselines, "FULL_SOFTMAX_ITEMS", ITEMS - 1)
             monkeypatch.setattr(neural_baselines, "SAMPLED_NEGATIVES", ITEMS // 2)
@@ -116,7 +118,7 @@ class TestBoth:
         assert len(losses) == 15
         assert losses[-1] < 0.6 * losses[0]
 
-    def test_histories_without_a_next_item_teach_nothing(self, neural: NeuralBaseline) -> None:
+    def test_ignore_histories_without_a_next_item(self, neural: NeuralBaseline) -> None:
         assert np.isfinite(neural.fit(packed([[1], [], [2]]), ITEMS)(packed([[3, 4]]))).all()
 
 
@@ -136,7 +138,7 @@ def test_an_epoch_has_every_position_once(smallest: int, monkeypatch: pytest.Mon
     assert found == Counter({(item, item + 1): 1 for item in range(87) if item not in ends})
 
 
-def test_a_long_history_is_cut_elsewhere_every_time() -> None:
+def test_a_long_history_is_cropped_at_random_positions() -> None:
     histories, rng = packed([list(range(25))]), np.random.default_rng(0)
     begins = {tuple(segments(histories, 8, rng)[0].tolist()) for _ in range(50)}
     assert len(begins) == 8

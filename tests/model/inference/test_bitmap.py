@@ -11,7 +11,7 @@ from tests.model.inference.bitmaps import from_mask
 
 
 @given(items=st.integers(1, 700), data=st.data())
-def test_a_bitmap_holds_what_was_put_in(items: int, data: st.DataObject) -> None:
+def test_a_bitmap_contains_the_added_rows(items: int, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, items - 1), max_size=30))
     filled = bitmap.empty(items)
     bitmap.add(filled, np.array(rows, np.int64))
@@ -22,7 +22,7 @@ def test_a_bitmap_holds_what_was_put_in(items: int, data: st.DataObject) -> None
     assert np.array_equal(from_mask(mask), filled)
 
 
-def test_bitmaps_of_many_users_are_packed_one_by_one() -> None:
+def test_bitmaps_of_a_batch_equal_single_ones() -> None:
     masks = np.random.default_rng(0).random((5, 300)) < 0.5
     packed = from_mask(masks)
     assert packed.shape == (5, len(bitmap.empty(300)))

@@ -1,4 +1,4 @@
-"""Captured batches against the CPU's step and scan: operation by operation on a CPU, as graphs where there is a GPU."""
+"""Captured batches against the CPU's step and scan: operation by operation on a CPU, as CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_batches_equal_step_and_scan(batches: CapturedBatches, on_cpu: Engine, u
     np.testing.assert_allclose(found.ranked[1], scores, rtol=0, atol=1e-4)
 
 
-def test_one_batch_leaves_nothing_to_the_next(batches: CapturedBatches) -> None:
+def test_batches_do_not_affect_each_other(batches: CapturedBatches) -> None:
     states = random_states(8)
     plain = batches.rank(states, K).ranked
     nothing, scores = batches.rank(states, K, random_bitmaps(8, share=1.0)).ranked
@@ -133,7 +133,7 @@ def test_one_batch_leaves_nothing_to_the_next(batches: CapturedBatches) -> None:
         np.testing.assert_array_equal(again[1], plain[1])
 
 
-def test_an_item_that_follows_several_is_listed_once(batches: CapturedBatches, model: LisaMini) -> None:
+def test_a_follower_of_several_items_is_listed_once(batches: CapturedBatches, model: LisaMini) -> None:
     states = random_states(1)
     rows = np.unique(model.followers[states.recent_items[0]][model.followers[states.recent_items[0]] >= 0].numpy())
     wanted = np.ones((1, ITEMS), bool)
@@ -153,7 +153,7 @@ def test_states_without_a_step_and_unknown_items_are_refused(batches: CapturedBa
     assert batches.rank(states, K).ranked[0].shape == (3, K)
 
 
-def test_long_lists_are_not_taken(batches: CapturedBatches) -> None:
+def test_long_lists_are_not_captured(batches: CapturedBatches) -> None:
     assert [batches.takes(k) for k in (0, 1, 4, 5, 1000)] == [False, True, True, False, False]
 
 
@@ -218,7 +218,7 @@ class AnyOrder:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("callers", [1, 4])
-def test_batches_at_work_at_the_same_time_leave_each_other_alone(model: LisaMini, callers: int, seed: int) -> None:
+def test_concurrent_batches_do_not_affect_each_other(model: LisaMini, callers: int, seed: int) -> None:
     device = AnyOrder(seed)
     overlapping = CapturedBatches(plain_resident(model), WORDS, pipeline=device)
     one_by_one = CapturedBatches(plain_resident(model), WORDS)
@@ -262,7 +262,7 @@ class Noted:
         return self.running.wait()
 
 
-def test_the_next_part_goes_up_before_the_lists_of_the_one_before_are_waited_for(model: LisaMini) -> None:
+def test_upload_of_the_next_part_overlaps_with_the_previous_one(model: LisaMini) -> None:
     pipeline = Protocolled()
     ranked = CapturedBatches(plain_resident(model), WORDS, pipeline=pipeline).rank(random_states(24), K)
     begun, ended = "begun", "ended"
@@ -270,7 +270,7 @@ def test_the_next_part_goes_up_before_the_lists_of_the_one_before_are_waited_for
     assert min(ranked.device_s) > 0
 
 
-def test_what_fails_gives_its_buffers_back_when_the_device_no_longer_uses_them(model: LisaMini) -> None:
+def test_a_failed_batch_returns_its_buffers_after_the_device_is_done(model: LisaMini) -> None:
     pipeline, states = Protocolled(), random_states(24)
     batches = CapturedBatches(plain_resident(model), WORDS, pipeline=pipeline)
     empty = np.array(states.histograms)
@@ -288,7 +288,7 @@ def test_what_fails_gives_its_buffers_back_when_the_device_no_longer_uses_them(m
     assert batches.rank(states, K).ranked[0].shape == (24, K)
 
 
-def test_lists_whose_graph_does_not_fit_are_no_longer_taken(
+def test_lengths_whose_graph_exceeds_memory_are_not_captured_again(
     model: LisaMini, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = captured_batches.CapturedBatch
@@ -312,14 +312,14 @@ def test_lists_whose_graph_does_not_fit_are_no_longer_taken(
 
 
 @given(users=st.integers(0, 2000), sizes=st.sampled_from([SIZES, SIZES[:1], SIZES[:2]]))
-def test_a_batch_is_divided_into_parts_that_are_more_than_half_full(users: int, sizes: tuple[int, ...]) -> None:
+def test_a_batch_is_divided_into_parts_more_than_half_full(users: int, sizes: tuple[int, ...]) -> None:
     parts = list(divided(users, sizes))
     assert [begin for begin, _, _ in parts] == [0, *(end for _, end, _ in parts)][: len(parts)]
     assert sum(end - begin for begin, end, _ in parts) == users
     assert all(size in sizes and end - begin <= size < 2 * (end - begin) for begin, end, size in parts)
 
 
-def test_attention_to_a_window_of_places_equals_that_to_distinct_items() -> None:
+def test_attention_to_a_window_equals_attention_to_distinct_items() -> None:
     model = random_model(SHAPE.model_copy(update={"recent_heads": 2}))
     assert model.recent is not None
     recent, hidden = torch.from_numpy(np.array(random_states(9).recent_items)), torch.randn(9, SHAPE.width)

@@ -1,4 +1,4 @@
-"""Diversity against its definition, written down once more in plain Python."""
+"""Diversity reranking against its definition in plain Python."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NOTHING = Reserved(np.zeros((0, 2), np.uint8), NO_LABELS)
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=150)
-def test_each_place_is_chosen_as_it_is_defined(
+def test_each_position_equals_the_definition(
     strength: float, count: int, items: int, listed: int, books: int, start: list[int], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -101,6 +101,6 @@ def test_without_diversity_the_order_stays() -> None:
     assert select_diverse(0.0, 3, best, NOTHING, np.zeros(0, np.int64)).places.tolist() == [0, 1, 2]
 
 
-def test_without_codes_nothing_is_like_anything() -> None:
+def test_without_codes_diversity_has_no_effect() -> None:
     best = Candidates(np.ones(2, np.float32), np.zeros((2, 0), np.uint8), as_labels([[]] * 2), True)
     assert select_diverse(1.0, 2, best, NOTHING, np.zeros(0, np.int64)).places.tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""The engine against a dense product and a stable sort, on every device there is."""
+"""The engine against a dense product and a stable sort, on every device."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def sorted_best(scores: Any, allowed: Any, k: int) -> list[int]:
     return sorted(allowed, key=lambda item: (-scores[item], item))[:k]
 
 
-def test_step_is_what_the_model_reads(engine: Engine, model: LisaMini) -> None:
+def test_step_equals_the_model(engine: Engine, model: LisaMini) -> None:
     state = random_states(engine, 7)
     with torch.inference_mode():
         histogram, last, recent = map(torch.from_numpy, state)
@@ -106,7 +106,7 @@ def test_scores_equal_the_dense_product(engine: Engine, model: LisaMini) -> None
 
 
 @pytest.mark.parametrize(("decay", "count"), [(0.2, 18), (0.05, 24)])
-def test_more_items_lift_where_the_lift_fades_slowly(
+def test_slow_lift_decay_includes_more_recent_items(
     random_model: Make, in_memory: Wrap, device: str, decay: float, count: int
 ) -> None:
     slow = random_model(SHAPE.model_copy(update={"lift_decay": decay, "recent_items": 24}), ITEMS)
@@ -123,7 +123,7 @@ def test_more_items_lift_where_the_lift_fades_slowly(
     np.testing.assert_allclose(total, expected[0], rtol=0, atol=1e-4)
 
 
-def test_items_of_equal_codes_score_exactly_the_same(tying: Engine, model: LisaMini) -> None:
+def test_items_with_equal_codes_have_equal_scores(tying: Engine, model: LisaMini) -> None:
     scores = tying.scores(random_queries(tying, 20)).cpu().numpy()
     codes = model.target_codes.cpu().numpy()
     twins = [(one, two) for one in range(ITEMS) for two in range(one) if (codes[one] == codes[two]).all()]
@@ -158,7 +158,7 @@ def test_top_k_equals_a_stable_sort(
         assert np.isneginf(scores[row, shown:]).all()
 
 
-def test_the_mask_of_one_user_leaves_the_others_alone(engine: Engine) -> None:
+def test_masks_are_independent_between_users(engine: Engine) -> None:
     queries = random_queries(engine, 2)
     plain, _ = engine.top_k(queries, 5)
     excluded = from_mask(np.array([[True], [False]]).repeat(ITEMS, axis=1))
@@ -174,7 +174,7 @@ def test_the_mask_of_one_user_leaves_the_others_alone(engine: Engine) -> None:
     candidates=st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=20), min_size=1, max_size=4),
     k=st.sampled_from([1, 3, 100]),
 )
-def test_ranked_candidates_equal_the_top_k_of_nothing_else(
+def test_ranked_candidates_equal_a_restricted_top_k(
     engine: Engine, tying: Engine, ties: bool, candidates: list[list[int]], k: int
 ) -> None:
     chosen = tying if ties else engine
@@ -210,7 +210,7 @@ def test_a_score_is_the_sum_of_its_parts(engine: Engine, model: LisaMini) -> Non
     assert engine.explain(queries[[0]], np.arange(0)).codewords.shape == (0, 2)
 
 
-def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
+def test_a_batch_equals_single_users(engine: Engine) -> None:
     state = random_states(engine, 33, seed=2)
     queries = engine.step(*state)
     items, scores = engine.top_k(queries, 10)
@@ -222,7 +222,7 @@ def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
         assert own_items[0].tolist() == items[row].tolist()
 
 
-def test_no_users_are_no_trouble(engine: Engine) -> None:
+def test_an_empty_batch_works(engine: Engine) -> None:
     queries = engine.step(*random_states(engine, 0))
     assert queries.vectors.shape == (0, SHAPE.width)
     items, scores = engine.top_k(queries, 5)
@@ -230,7 +230,7 @@ def test_no_users_are_no_trouble(engine: Engine) -> None:
     assert engine.rank_candidates(queries, [], 5) == []
 
 
-def test_the_scale_of_a_stored_row_does_not_matter(engine: Engine) -> None:
+def test_scores_are_invariant_to_the_scale_of_stored_rows(engine: Engine) -> None:
     histograms, *items = random_states(engine, 5)
     scale = 10 ** np.random.default_rng(0).uniform(-6, 6, (*histograms.shape[:3], 1)).astype(np.float32)
     torch.testing.assert_close(
@@ -242,14 +242,14 @@ def test_the_scale_of_a_stored_row_does_not_matter(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("bad", [0.0, np.nan])
-def test_a_state_without_a_step_is_refused(engine: Engine, bad: float) -> None:
+def test_a_state_without_weighted_events_is_refused(engine: Engine, bad: float) -> None:
     histograms, *items = random_states(engine, 3)
     histograms[1, 0, 2] = bad
     with pytest.raises(ValueError, match="without a single step"):
         engine.step(histograms, *items)
 
 
-def test_arguments_are_left_as_they_were(engine: Engine) -> None:
+def test_arguments_are_not_modified(engine: Engine) -> None:
     state = random_states(engine, 3)
     before = [part.copy() for part in state]
     for part in state:
@@ -259,7 +259,7 @@ def test_arguments_are_left_as_they_were(engine: Engine) -> None:
         np.testing.assert_array_equal(part, original)
 
 
-def test_without_a_gpu_the_cpu_ranks_and_a_sentence_says_so(
+def test_without_a_gpu_the_cpu_ranks_with_a_warning(
     model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -274,7 +274,7 @@ def test_without_a_gpu_the_cpu_ranks_and_a_sentence_says_so(
 
 
 @pytest.mark.parametrize("full", ["model", "scan"])
-def test_where_a_gpu_is_too_small_the_cpu_ranks_and_a_sentence_says_so(
+def test_a_too_small_gpu_falls_back_to_the_cpu_with_a_warning(
     model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full: str
 ) -> None:
     def fill_up(*_: Any) -> Any:
@@ -293,7 +293,7 @@ def test_where_a_gpu_is_too_small_the_cpu_ranks_and_a_sentence_says_so(
 @pytest.mark.parametrize(
     ("capability", "scan"), [((7, 5), "TorchScan"), ((8, 0), "TritonScan"), ((9, 0), "TritonScan")]
 )
-def test_a_gpu_that_is_too_old_scans_by_torch_and_a_sentence_says_so(
+def test_a_too_old_gpu_falls_back_to_torch_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capability: tuple[int, int], scan: str
 ) -> None:
     pytest.importorskip("triton")
@@ -304,7 +304,7 @@ def test_a_gpu_that_is_too_old_scans_by_torch_and_a_sentence_says_so(
     assert ["too old for Triton" in message for message in caplog.messages] == [True] * (scan == "TorchScan")
 
 
-def test_a_gpu_is_lost_once_it_no_longer_answers(
+def test_an_unresponsive_gpu_is_reported_as_lost(
     model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Any) -> None:
@@ -324,14 +324,14 @@ def test_a_gpu_is_lost_once_it_no_longer_answers(
     assert engine.has_lost_device()  # CUDA does not recover in the same process
 
 
-def test_queries_on_the_cpu_are_ranked_as_those_on_the_device(engine: Engine) -> None:
+def test_queries_on_the_cpu_equal_those_on_the_device(engine: Engine) -> None:
     queries = random_queries(engine, 4)
     moved = Queries(queries.vectors_on_cpu, torch.as_tensor(queries.recent).cpu())
     np.testing.assert_array_equal(engine.top_k(moved, 5)[0], engine.top_k(queries, 5)[0])
 
 
 @pytest.mark.gpu
-def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in_memory: Wrap) -> None:
+def test_the_artifact_stays_on_the_cpu(model: LisaMini, in_memory: Wrap) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch finds no GPU")
     made = in_memory(model)
@@ -343,7 +343,7 @@ def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in
     assert made.history_codes.shape == (ITEMS, SHAPE.history_codebooks)
 
 
-def test_lifted_scores_gain_what_they_are_lifted_by(engine: Engine) -> None:
+def test_lift_adds_the_given_gains(engine: Engine) -> None:
     rng = np.random.default_rng(5)
     lifted = [(rng.permutation(ITEMS)[:count], rng.random(count).astype(np.float32)) for count in (4, 0, ITEMS)]
     before = engine.scores(random_queries(engine, 3)).clone()

@@ -1,4 +1,4 @@
-"""What queries ask, compiled, is what ``LisaMini`` says, of any model and any number of users."""
+"""Compiled query products equal ``LisaMini``, for any model and batch size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def with_followers(model: LisaMini, seed: int) -> LisaMini:
 
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, users=st.sampled_from([0, 1, 2, 3, 5, 64, 67]), known=st.booleans(), seed=st.integers(0, 1000))
-def test_what_is_asked_is_what_the_model_says(
+def test_query_products_equal_the_model(
     random_model: Make, shape: ModelConfig, users: int, known: bool, seed: int
 ) -> None:
     model = with_followers(random_model(shape, ITEMS, seed), seed)
@@ -66,7 +66,7 @@ def test_what_is_asked_is_what_the_model_says(
     np.testing.assert_allclose(again.numpy(), gained.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_user_alone_asks_what_the_same_user_asks_among_others(random_model: Make) -> None:
+def test_a_batch_equals_single_users(random_model: Make) -> None:
     model = with_followers(random_model(ModelConfig(), ITEMS), 0)
     products, rng = QueryProducts(model), np.random.default_rng(0)
     queries = rng.standard_normal((67, model.config.width)).astype(np.float32)
@@ -89,7 +89,7 @@ def test_no_other_types_are_compiled(random_model: Make, rows: list[list[int]]) 
 
 
 @pytest.mark.parametrize("width", [0, 1, 200])
-def test_lists_leave_out_what_nobody_and_what_each_user_may_have(
+def test_lists_exclude_global_and_per_user_items(
     random_model: Make, in_memory: Callable[..., Artifact], width: int
 ) -> None:
     shape = ModelConfig(width=16, target_codebooks=4, target_codewords=16, followers=3, recent_items=2)

@@ -1,4 +1,4 @@
-"""Every path of the scan against a sum book by book and a sort, on data made to catch a bound that is too tight."""
+"""Every scan path against brute force, on data designed to expose too tight bounds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_top_k_equals_brute_force(path: ScanPath, seed: int, items: int, k: int,
     members=st.lists(st.lists(st.booleans(), min_size=300, max_size=300), max_size=9),
     gains=st.lists(st.sampled_from([0.25, 1.0, -1.0, 100.0]), min_size=9, max_size=9),
 )
-def test_gains_of_many_sets_are_those_of_each(members: list[list[bool]], gains: list[float]) -> None:
+def test_gains_of_several_sets_add_up(members: list[list[bool]], gains: list[float]) -> None:
     members = [[*of_set[:-1], True] for of_set in members]
     expected = np.array(gains[: len(members)]) @ np.array(members).reshape(-1, 300)
     sets = [from_mask(np.array(of_set)) for of_set in members]
@@ -116,9 +116,7 @@ def test_boosted_top_k_equals_brute_force(
     by_block=st.booleans(),
     k=st.sampled_from([1, 10, 200]),
 )
-def test_blocks_that_are_scanned_first_or_not_at_all_change_nothing(
-    path: ScanPath, seed: int, k: int, **shape: Any
-) -> None:
+def test_block_order_and_pruning_do_not_change_results(path: ScanPath, seed: int, k: int, **shape: Any) -> None:
     codes, bias, products, lifted, mask = ScanCase(70_000, books=4, queries=2, **shape).draw(seed)
     expected = scores_one_by_one(codes, bias, products, lifted)
     found, _ = Scan(codes, bias, path).top_k(products, lifted, k, from_mask(mask))
@@ -129,7 +127,7 @@ def test_blocks_that_are_scanned_first_or_not_at_all_change_nothing(
 
 
 @pytest.mark.parametrize("below", [253, 254, 255, 256, 300])
-def test_who_loses_the_whole_budget_still_qualifies(path: ScanPath, below: int) -> None:
+def test_an_item_at_the_pruning_bound_is_kept(path: ScanPath, below: int) -> None:
     """Whole numbers, for which float32 is exact: two items tie for the last place, the full budget below the best."""
     products = torch.zeros(1, 2, 256)
     products[0, 0] = -torch.arange(256.0)
@@ -145,7 +143,7 @@ def test_who_loses_the_whole_budget_still_qualifies(path: ScanPath, below: int) 
     assert (found.tolist(), scores.tolist()) == ([[0, 5000]], [[0, -below]])
 
 
-def test_earlier_items_that_tie_with_lifted_ones_win(path: ScanPath) -> None:
+def test_ties_with_lifted_items_go_to_earlier_rows(path: ScanPath) -> None:
     """The best scores are 0, and so is the margin for rounding errors."""
     items, words = 70_000, 256
     codes = np.sort(np.random.default_rng(0).integers(0, words, (items, 2), np.uint8), axis=0)
@@ -158,7 +156,7 @@ def test_earlier_items_that_tie_with_lifted_ones_win(path: ScanPath) -> None:
 
 
 @pytest.mark.parametrize("words", [64, 256])
-def test_a_sample_in_which_nothing_is_allowed_rules_nothing_out(path: ScanPath, words: int) -> None:
+def test_a_sample_without_allowed_items_prunes_nothing(path: ScanPath, words: int) -> None:
     """Few biases leave levels of the bias empty, and few words leave a part of the deficits unused."""
     items, rng = 70_000, np.random.default_rng(words)
     codes = rng.integers(0, words, (items, 4), np.uint8)
@@ -177,7 +175,7 @@ def test_a_sample_in_which_nothing_is_allowed_rules_nothing_out(path: ScanPath, 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), table=st.sampled_from(sorted(TABLES)), k=st.sampled_from([1, 4, 100]))
-def test_candidates_are_ranked_as_if_there_was_nothing_else(path: ScanPath, seed: int, table: str, k: int) -> None:
+def test_candidates_are_ranked_exclusively(path: ScanPath, seed: int, table: str, k: int) -> None:
     codes, bias, products, lifted, _ = ScanCase(500, 5, 64, 3, table, distinct=50).draw(seed)
     rng = np.random.default_rng(seed)
     candidates = [rng.integers(0, 500, rng.integers(0, 20)) for _ in range(3)]
@@ -190,7 +188,7 @@ def test_candidates_are_ranked_as_if_there_was_nothing_else(path: ScanPath, seed
         assert (found.tolist(), scores.tolist()) == sorted_best(expected[row], mask, shown)
 
 
-def test_a_batch_equals_its_queries_alone(path: ScanPath) -> None:
+def test_a_batch_equals_single_queries(path: ScanPath) -> None:
     codes, bias, products, lifted, mask = ScanCase(40_000, 8, 256, 20).draw(3)
     scan, excluded = Scan(codes, bias, path), from_mask(mask)
     items, scores = scan.top_k(products, lifted, 10, excluded)
@@ -229,7 +227,7 @@ def test_the_paths_and_torch_agree() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, 3e38])
-def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) -> None:
+def test_non_finite_models_are_refused(path: ScanPath, broken: float) -> None:
     codes, bias, products, lifted, _ = ScanCase(300, 3, 16, 2).draw(6)
     products[1, 2, 7] = broken
     with pytest.raises(ValueError, match="train the model again"):
@@ -239,12 +237,12 @@ def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) ->
             Scan(codes, bias, path).rank(products, lifted, 5, [np.arange(300)] * 2)
 
 
-def test_a_model_s_own_bias_is_read() -> None:
+def test_the_bias_of_a_model_is_used() -> None:
     codes, bias = torch.zeros((3, 2), dtype=torch.uint8), torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     assert TorchScan(codes, bias).bias_of(np.array([2, 0])).tolist() == [3.0, 1.0]
 
 
-def test_a_path_that_is_not_there_is_refused() -> None:
+def test_an_unsupported_path_is_refused() -> None:
     with pytest.raises(ValueError, match="this CPU does not support abacus; it supports: portable"):
         Scan(np.zeros((1, 1), np.uint8), np.zeros(1, np.float32), "abacus")  # type: ignore[arg-type]
     assert supported_paths()[0] == "portable"
@@ -261,7 +259,7 @@ def test_a_path_that_is_not_there_is_refused() -> None:
         ("arm64-apple-darwin24.6.0", "+neon", ("portable", "neon")),
     ],
 )
-def test_a_processor_has_the_paths_of_its_kind(
+def test_supported_paths_match_the_processor(
     monkeypatch: pytest.MonkeyPatch, triple: str, features: str, paths: tuple[ScanPath, ...]
 ) -> None:
     codegen = SimpleNamespace(magic_tuple=lambda: (triple, "generic", features))

@@ -1,4 +1,4 @@
-"""The scan reads nothing past the last item: behind the gains of all items comes a page that nobody may read."""
+"""The scan reads no memory past the last item, which a guard page checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU's scan by Triton's interpreter, or on a GPU where there is one, against brute force."""
+"""The GPU scan, on a GPU or on Triton's interpreter, against brute force."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_top_k_equals_brute_force(table: str, bias: str, distinct: int, k: int) 
 
 
 @pytest.mark.parametrize("k", [1, 9, 10, 500, 9 * BLOCK + 77])
-def test_lists_on_both_sides_of_the_limit_of_one_pass_equal_brute_force(k: int) -> None:
+def test_lists_around_the_single_pass_limit_equal_brute_force(k: int) -> None:
     codes, bias, products, lifted, mask = ScanCase(9 * BLOCK + 77, 8, 256, 2).draw(2)
     scan = fused(codes, bias)
     assert scan.bounds_blocks(k) == (k <= 9)  # longer lists: all scores, sorted
@@ -64,7 +64,7 @@ def test_boosted_top_k_equals_brute_force(seed: int, k: int) -> None:
         np.testing.assert_allclose(scores[row], values, rtol=1e-5, atol=1e-5)
 
 
-def test_a_lifted_item_stands_there_once() -> None:
+def test_a_lifted_item_is_listed_once() -> None:
     codes, bias, products, _, mask = ScanCase(9 * BLOCK, 8, 256, 1).draw(1)
     lifted = Lifted(torch.tensor([[5, 4000, 5]]), torch.tensor([[50.0, 60.0, 40.0]]))
     expected = scores_one_by_one(codes, bias, products, lifted)
@@ -77,7 +77,7 @@ def test_a_lifted_item_stands_there_once() -> None:
     assert found[0].tolist().count(best) == 1
 
 
-def test_a_broken_model_is_told_and_not_ranked() -> None:
+def test_non_finite_models_are_refused() -> None:
     codes, bias, products, lifted, mask = ScanCase(2 * BLOCK, 3, 16, 1).draw(0)
     products[0, 2, 7] = np.nan
     with pytest.raises(ValueError, match="train the model again"):

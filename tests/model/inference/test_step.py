@@ -1,4 +1,4 @@
-"""The compiled step says what ``LisaMini.read`` says, of any model and any number of users."""
+"""The compiled step equals ``LisaMini.read``, for any model and batch size."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def step_of(model: LisaMini) -> Step:
 
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, users=st.sampled_from([0, 1, 2, 3, 5, 8, 64, 67, 130]), seed=st.integers(0, 1000))
-def test_a_step_is_what_the_model_reads(random_model: Make, shape: ModelConfig, users: int, seed: int) -> None:
+def test_a_step_equals_the_model(random_model: Make, shape: ModelConfig, users: int, seed: int) -> None:
     model = random_model(shape, ITEMS, seed)
     state = random_states(shape, users, seed)
     # a norm of a few numbers multiplies the rounding of their differences
@@ -80,12 +80,12 @@ def of_preset(make: Make, name: str) -> tuple[LisaMini, Step]:
 @pytest.mark.parametrize("name", PRESETS)
 class TestEveryPreset:
     @pytest.mark.parametrize("users", [1, 64, 129])
-    def test_steps_as_it_reads(self, random_model: Make, name: str, users: int) -> None:
+    def test_step_equals_read(self, random_model: Make, name: str, users: int) -> None:
         model, step = of_preset(random_model, name)
         state = random_states(model.config, users, seed=users)
         np.testing.assert_allclose(step(*state), read(model, state), rtol=1e-5, atol=1e-5)
 
-    def test_a_batch_is_exactly_its_users_alone(self, random_model: Make, name: str) -> None:
+    def test_a_batch_equals_single_users_exactly(self, random_model: Make, name: str) -> None:
         model, step = of_preset(random_model, name)
         state = random_states(model.config, 70, seed=0)
         together = step(*state)
@@ -100,7 +100,7 @@ class TestEveryPreset:
         state = histograms, last, recent
         np.testing.assert_allclose(step(*state), read(model, state), rtol=1e-5, atol=1e-5)
 
-    def test_bins_where_only_the_logarithm_of_their_scale_fits(self, random_model: Make, name: str) -> None:
+    def test_bins_with_extreme_scales(self, random_model: Make, name: str) -> None:
         """A stored row may span 43 powers of ten."""
         model, step = of_preset(random_model, name)
         histograms, *items = random_states(model.config, 4, seed=2)
@@ -108,7 +108,7 @@ class TestEveryPreset:
         state = histograms, *items
         np.testing.assert_allclose(step(*state), read(model, state), rtol=1e-5, atol=1e-5)
 
-    def test_threads_step_at_once(self, random_model: Make, name: str) -> None:
+    def test_threads_step_concurrently(self, random_model: Make, name: str) -> None:
         model, step = of_preset(random_model, name)
         states = [random_states(model.config, users, seed=users) for users in (1, 7, 65, 64)]
         expected = [step(*state) for state in states]
@@ -135,14 +135,14 @@ def small(random_model: Make) -> Step:
 
 @pytest.mark.parametrize("bad", [0.0, np.nan])
 @pytest.mark.parametrize("user", [0, 66])
-def test_a_row_that_is_empty_or_not_a_number_is_refused(small: Step, bad: float, user: int) -> None:
+def test_empty_and_nan_rows_are_refused(small: Step, bad: float, user: int) -> None:
     histograms, *items = random_states(ModelConfig(), 67, seed=0)
     histograms[user, 1, 5] = bad
     with pytest.raises(ValueError, match="without a single step"):
         small(histograms, *items)
 
 
-def test_one_bin_that_is_not_a_number_is_refused(small: Step) -> None:
+def test_a_nan_bin_is_refused(small: Step) -> None:
     histograms, *items = random_states(ModelConfig(), 2, seed=0)
     histograms[1, 2, 7, 31] = np.nan
     with pytest.raises(ValueError, match="without a single step"):
@@ -150,7 +150,7 @@ def test_one_bin_that_is_not_a_number_is_refused(small: Step) -> None:
 
 
 @pytest.mark.parametrize(("place", "item"), [(1, ITEMS), (1, -1), (2, ITEMS)])
-def test_items_beyond_the_catalogue_are_refused(small: Step, place: int, item: int) -> None:
+def test_items_out_of_range_are_refused(small: Step, place: int, item: int) -> None:
     state = random_states(ModelConfig(), 3, seed=0)
     state[place][2:] = item
     with pytest.raises(IndexError, match="beyond the catalogue of 30 items"):
@@ -165,7 +165,7 @@ def test_other_shapes_are_refused(small: Step, place: int) -> None:
         small(*state)
 
 
-def test_states_are_read_where_they_lie_and_nothing_is_compiled_again(small: Step) -> None:
+def test_states_are_read_without_copies_or_recompilation(small: Step) -> None:
     """Fields of records at odd addresses in read-only bytes."""
     histograms, last, recent = random_states(ModelConfig(), 3, seed=0)
     layout = np.dtype([("odd", "u1"), ("last", "<i4"), ("bins", "<f4", histograms.shape[1:]), ("recent", "<i4", (5,))])
@@ -179,7 +179,7 @@ def test_states_are_read_where_they_lie_and_nothing_is_compiled_again(small: Ste
     assert len(step_kernel.step.signatures) == compiled == 1
 
 
-def test_weights_that_are_not_rounded_are_refused(random_model: Make) -> None:
+def test_unrounded_weights_are_refused(random_model: Make) -> None:
     model = random_model(PRESETS["lisa-mini"][0], ITEMS)
     with torch.no_grad():
         model.feed_forward.up.weight += 1 / 3

@@ -1,4 +1,4 @@
-"""Times and numbers as shops' programs write them, held against the standard library."""
+"""Times and numbers in the notations of other programs, against the standard library."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def micros(time: datetime) -> int:
     st.sampled_from(["Europe/Berlin", "America/New_York", "UTC", "Asia/Kolkata"]),
     st.sampled_from([*FORMATS, AMERICAN, BRITISH]),
 )
-def test_times_by_the_clocks_of_a_zone_are_those_of_the_standard_library(
-    times: list[datetime], timezone: str, pattern: str
-) -> None:
+def test_local_times_equal_the_standard_library(times: list[datetime], timezone: str, pattern: str) -> None:
     zone = ZoneInfo(timezone)
     times = [datetime(2025, 12, 24, 18, 30), *(time.replace(microsecond=0, fold=0) for time in times)]
     texts = pl.Series([time.strftime(pattern) for time in times], dtype=pl.String)
@@ -50,7 +48,7 @@ def test_times_by_the_clocks_of_a_zone_are_those_of_the_standard_library(
 
 
 @pytest.mark.parametrize("ending", ["", ".0"])
-def test_numbers_are_days_where_all_of_them_can_be(ending: str) -> None:
+def test_numbers_are_dates_only_if_all_of_them_can_be(ending: str) -> None:
     days = [f"20251224{ending}", f"20240229{ending}"]
     found = times_in(pl.Series([*days, "", "noon", f"20250230{ending}"]), "Europe/Berlin")
     expected = [micros(datetime.fromisoformat(f"{day}T00:00:00+01:00")) for day in ("2025-12-24", "2024-02-29")]
@@ -68,7 +66,7 @@ def test_a_compact_day_may_have_a_time() -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".0"])
-def test_a_local_time_without_signs_is_no_unix_time(ending: str) -> None:
+def test_a_compact_local_time_is_not_a_unix_time(ending: str) -> None:
     cells = pl.Series([f"20251224183001{ending}", f"202507010905{ending}", "1751360700", f"20251224183001123{ending}"])
     found = times_in(cells, "Europe/Berlin")
     expected = ("2025-12-24T18:30:01+01:00", "2025-07-01T09:05:00+02:00", "2025-07-01T09:05:00+00:00")
@@ -98,7 +96,7 @@ def test_a_local_time_without_signs_is_no_unix_time(ending: str) -> None:
         ("26.10.2025 02:30", "2025-10-26T02:30:00+02:00"),
     ],
 )
-def test_each_way_to_write_a_time(text: str, expected: str) -> None:
+def test_all_notations_of_times(text: str, expected: str) -> None:
     found = times_in(pl.Series([text, "noon", "00.00.0000", "31.02.2025 10:00", "", None]), "Europe/Berlin")
     assert found.us.to_list() == [micros(datetime.fromisoformat(expected)), *[None] * 5]
     assert not found.by_no_clock.any()
@@ -115,14 +113,14 @@ def test_training_reads_each_time_with_a_zone_that_a_check_accepts(tmp_path: Pat
     assert read_interactions(tmp_path).timestamp_us.tolist() == [1_000_000, expected]
 
 
-def test_days_with_dashes_are_told_apart_like_those_with_slashes() -> None:
+def test_dates_with_dashes_are_parsed_like_those_with_slashes() -> None:
     indian = times_in(pl.Series(["24-12-2025 18:30", "3-1-2026 9:05"]), "Asia/Kolkata")
     expected = ("2025-12-24T18:30:00+05:30", "2026-01-03T09:05:00+05:30")
     assert indian.us.to_list() == [micros(datetime.fromisoformat(time)) for time in expected]
     assert times_in(pl.Series(["03-04-2025", "05-04-2025"]), "UTC").either_way.all()
 
 
-def test_days_and_months_are_told_apart_by_the_whole_column_or_not_at_all() -> None:
+def test_the_whole_column_decides_the_order_of_day_and_month() -> None:
     both = times_in(pl.Series(["03/04/2025", "25/04/2025"]), "UTC")
     assert both.us.to_list() == [
         micros(datetime.fromisoformat(f"2025-04-{day}T00:00:00+00:00")) for day in ("03", "25")
@@ -132,7 +130,7 @@ def test_days_and_months_are_told_apart_by_the_whole_column_or_not_at_all() -> N
     assert neither.either_way.to_list() == [True, True, False]
 
 
-def test_in_a_column_of_both_orders_only_days_above_12_are_told_apart() -> None:
+def test_a_column_with_both_orders_only_resolves_days_above_12() -> None:
     cells = ["24-12-2025", "12/24/2025", "03/04/2025", "3-4-2025 18:30", "2025-04-03", "24.12.2025", "03.04.2025"]
     found = times_in(pl.Series(cells), "UTC")
     assert found.either_way.to_list() == [False, False, True, True, False, False, False]
@@ -147,9 +145,7 @@ def test_in_a_column_of_both_orders_only_days_above_12_are_told_apart() -> None:
     st.sampled_from(["{}", "{} €", "€{}", "EUR {}", "${}", "{}\u00a0CHF"]),
     st.booleans(),
 )
-def test_amounts_are_read_whatever_stands_around_them(
-    cents: int, decimal: DecimalSign, pattern: str, is_grouped: bool
-) -> None:
+def test_amounts_ignore_surrounding_text(cents: int, decimal: DecimalSign, pattern: str, is_grouped: bool) -> None:
     plain = f"{cents / 100:,.2f}" if is_grouped else f"{cents / 100:.2f}"
     text = plain if decimal == "." else plain.translate(str.maketrans(",.", ".,"))
     cells = pl.Series([pattern.format(text), "ten", "", None])
@@ -183,7 +179,7 @@ def test_amounts_are_read_whatever_stands_around_them(
         ("12.34.567", ",", None),
     ],
 )
-def test_amounts_of_other_countries(text: str, decimal: DecimalSign, expected: float | None) -> None:
+def test_amounts_in_other_locales(text: str, decimal: DecimalSign, expected: float | None) -> None:
     cells = pl.Series([text])
     assert amounts_in(cells, decimal).to_list() == [expected]
     assert looks_like_amounts(cells, decimal) == (expected is not None)
@@ -204,11 +200,11 @@ def test_amounts_of_other_countries(text: str, decimal: DecimalSign, expected: f
         (["", None], ",", False),
     ],
 )
-def test_codes_and_texts_are_no_amounts(cells: list[str | None], decimal: DecimalSign, expected: bool) -> None:
+def test_codes_and_texts_are_not_amounts(cells: list[str | None], decimal: DecimalSign, expected: bool) -> None:
     assert looks_like_amounts(pl.Series(cells, dtype=pl.String), decimal) == expected
 
 
-def test_times_that_are_too_far_are_told_from_texts(tmp_path: Path) -> None:
+def test_out_of_range_times_are_distinguished_from_texts(tmp_path: Path) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text("user_id,item_id,timestamp\nu,i,1700000000000000\nu,i,3e20\nu,i,-3e20\nu,i,soon\n")
     found = examine(table, TableMapping()).popitem()[1].findings
@@ -222,7 +218,7 @@ seconds_since_2001 = st.integers(10**9, LAST_SECOND).filter(lambda second: str(s
 
 
 @given(st.one_of(st.integers(-(10**11), -(10**9)), seconds_since_2001), st.sampled_from([1_000, 10**6, 10**9]))
-def test_a_time_is_the_same_in_seconds_and_smaller_units(second: int, parts: int) -> None:
+def test_unix_times_in_any_unit_are_equal(second: int, parts: int) -> None:
     """From 2001 on and before 1938, up to the precision of a float64: numbers between are seconds in every unit.
 
     Numbers that begin with 19 or 20 may be local times, such as 20251224183000.

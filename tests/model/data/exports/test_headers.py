@@ -1,4 +1,4 @@
-"""Tables without a header, or with a separator that no table may have."""
+"""Tables without a header or with an unsupported separator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEPARATORS = "separate the columns with commas, semicolons, tabs or |"
         ("Customer,Number,When\n", "the header has no user_id and no item_id and no timestamp", "map the columns"),
     ],
 )
-def test_what_stands_in_place_of_a_header_is_named(tmp_path: Path, text: str, problem: str, fix: str) -> None:
+def test_the_first_line_is_shown_if_it_is_no_header(tmp_path: Path, text: str, problem: str, fix: str) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(2 * text)
     finding = next(one for one in examine(table, TableMapping()).popitem()[1].findings if one.stops and not one.count)

@@ -1,4 +1,4 @@
-"""Numbers in shops' tables: thousands are told from decimals, and `lisarec check` says where nothing tells them."""
+"""Thousands and decimal separators; `lisarec check` reports ambiguous columns."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def problems(found: Examination) -> list[str]:
         (["1e-05", "1.5", "2.5"], ".", [1e-05, 1.5, 2.5]),
     ],
 )
-def test_a_sign_separates_thousands_if_it_does_so_in_all_cells(
+def test_a_separator_means_thousands_if_it_does_in_all_cells(
     tmp_path: Path, cells: list[str], decimal: DecimalSign | None, expected: list[float]
 ) -> None:
     found = items(tmp_path, cells, decimal)
@@ -71,7 +71,7 @@ def test_a_sign_separates_thousands_if_it_does_so_in_all_cells(
         (["1299", "990"], None, ""),
     ],
 )
-def test_what_may_be_thousands_or_decimals_is_noted(
+def test_ambiguous_separators_are_noted(
     tmp_path: Path, of: Check, cells: list[str], decimal: DecimalSign | None, expected: str
 ) -> None:
     found = of(tmp_path, cells, decimal)
@@ -84,9 +84,7 @@ def test_what_may_be_thousands_or_decimals_is_noted(
     ("cells", "decimal"),
     [(["1.299 €", "990 €"], ","), (["$1,299", "$990"], "."), (["12,50", "7"], ","), (["1,299.00", "1,299"], ".")],
 )
-def test_the_separator_that_is_suggested_reads_thousands(
-    tmp_path: Path, cells: list[str], decimal: DecimalSign
-) -> None:
+def test_the_suggested_option_reads_thousands(tmp_path: Path, cells: list[str], decimal: DecimalSign) -> None:
     for of in (items, events):
         fixes = [one.fix for one in of(tmp_path, cells, None).findings]
         assert [f"--decimal '{decimal}'" in fix for fix in fixes if "--decimal" in fix] == [True]
@@ -102,7 +100,7 @@ def test_the_separator_that_is_suggested_reads_thousands(
         (["4.50", "on request", "7"], None),
     ],
 )
-def test_a_cell_that_keeps_a_column_from_being_a_number_is_named(
+def test_a_cell_that_makes_a_column_text_is_named(
     tmp_path: Path, cells: list[str], decimal: DecimalSign | None
 ) -> None:
     found = items(tmp_path, cells, decimal)
@@ -111,24 +109,24 @@ def test_a_cell_that_keeps_a_column_from_being_a_number_is_named(
     assert found.frame["price"].fill_null("").to_list() == cells
 
 
-def test_an_odd_cell_does_not_hide_the_option_that_the_others_need(tmp_path: Path) -> None:
+def test_an_odd_cell_does_not_hide_the_suggested_option(tmp_path: Path) -> None:
     plain, odd = items(tmp_path, ["2,91 €", "on request", "1.113,50 €"], None).findings
     assert (plain.count, "--decimal ','" in plain.fix) == (2, True)
     assert odd.examples == ["line 3: 'on request'"]
 
 
 @pytest.mark.parametrize("cells", [["38", "38,5", "M", "L"], ["12", "13", "Euro pallet"], ["a", "b", "1,5"]])
-def test_texts_are_not_called_numbers(tmp_path: Path, cells: list[str]) -> None:
+def test_text_columns_get_no_note(tmp_path: Path, cells: list[str]) -> None:
     assert not items(tmp_path, cells, ",").findings
 
 
-def test_a_number_that_begins_with_0_has_no_thousands(tmp_path: Path) -> None:
+def test_numbers_with_leading_zeros_have_no_thousands(tmp_path: Path) -> None:
     found = events(tmp_path, ["12,50", "0.250"], ",")
     assert problems(found) == ["value is not a number"]
     assert found.findings[-1].examples == ["line 3: '0.250'"]
 
 
-def test_numbers_of_parquet_stay_as_they_are(tmp_path: Path) -> None:
+def test_numbers_of_parquet_are_unchanged(tmp_path: Path) -> None:
     numbers = [1.125, 465.21, None]
     pl.DataFrame({"item_id": ["a", "b", "c"], "price": numbers}).write_parquet(tmp_path / "items.parquet")
     usual = {"user_id": ["u"] * 3, "item_id": ["a"] * 3, "timestamp": [2e9, 2e9, 2e9]}
@@ -166,7 +164,7 @@ def test_lines_with_a_negative_quantity_are_noted(
 
 
 @pytest.mark.parametrize("name", ["lat", "geo.lon", "store_longitude", "Latitude "])
-def test_coordinates_are_no_returns(tmp_path: Path, name: str) -> None:
+def test_coordinates_are_not_taken_for_returns(tmp_path: Path, name: str) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(f"user_id,item_id,timestamp,{name},plat\nu,i,1,-33.9,1\nu,j,2,52.5,-1\nu,k,3,52.5,1\n")
     assert [one for one in problems(examine(table, TableMapping())["interactions"]) if "negative" in one] == [
@@ -174,7 +172,7 @@ def test_coordinates_are_no_returns(tmp_path: Path, name: str) -> None:
     ]
 
 
-def test_a_return_is_noted_once(tmp_path: Path) -> None:
+def test_returns_are_noted_once(tmp_path: Path) -> None:
     table = tmp_path / "interactions.csv"
     lines = ["2;3.5;7", "-1;-3.5;-3.5", "-1;3.5;-3.5", "1;3.5;3.5", "1;3.5;3.5"]
     header = "user_id;item_id;timestamp;Quantity;value;Sum\n"

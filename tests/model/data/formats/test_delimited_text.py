@@ -1,4 +1,4 @@
-"""Tables of text as programs write them: whatever separator, quotes and encoding, the same rows are read."""
+"""Delimited text: any separator, quoting and encoding gives the same rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_separator_and_encoding_gives_the_same_titles(
     assert list(read_items(directory).titles.values()) == titles
 
 
-def test_a_table_of_events_with_semicolons_may_be_called_tsv(tmp_path: Path) -> None:
+def test_a_tsv_may_use_semicolons(tmp_path: Path) -> None:
     (tmp_path / "interactions.tsv").write_text('user_id;item_id;timestamp\n"u";i;1\n')
     assert read_interactions(tmp_path).user_ids == ["u"]
 
@@ -58,7 +58,7 @@ cells = st.sampled_from(["", "x", "é"])
 
 @settings(max_examples=60)
 @given(st.lists(st.lists(cells, min_size=2, max_size=4), max_size=5), st.sampled_from(["\t", ";"]), st.booleans())
-def test_only_lines_with_too_few_fields_are_refused(rows: list[list[str]], separator: str, is_quoted: bool) -> None:
+def test_only_too_short_lines_are_refused(rows: list[list[str]], separator: str, is_quoted: bool) -> None:
     quoting = csv.QUOTE_ALL if is_quoted and separator == ";" else csv.QUOTE_MINIMAL
     text = written([["a", "b", "c", "d"], *rows], separator, quoting)
     table = delimited_text(Path("table.tsv"), text.encode())
@@ -71,13 +71,13 @@ def test_only_lines_with_too_few_fields_are_refused(rows: list[list[str]], separ
             table.frame()
 
 
-def test_empty_cells_at_the_end_need_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trailing_empty_cells_need_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(DelimitedText, "_lines")
     table = delimited_text(Path("table.csv"), b"a,b,c\n1,2,\n,,\n3,4,5\n")
     assert table.frame().rows() == [("1", "2", None), (None, None, None), ("3", "4", "5")]
 
 
-def test_a_second_pass_copies_no_text() -> None:
+def test_the_second_pass_copies_no_text() -> None:
     table = delimited_text(Path("table.csv"), b"a,b\n" + b'"x",\n' * 500_000)
     tracemalloc.start()
     try:
@@ -87,14 +87,14 @@ def test_a_second_pass_copies_no_text() -> None:
         tracemalloc.stop()
 
 
-def test_a_few_broken_letters_are_refused_and_not_guessed(tmp_path: Path) -> None:
+def test_a_few_invalid_bytes_are_refused(tmp_path: Path) -> None:
     title = "Käse und Brötchen für Größen".encode()
     (tmp_path / "items.csv").write_bytes(b"item_id,title\na," + title + b"\nb,x\xff\n")
     with pytest.raises(DataError, match="line 3: not UTF-8 text"):
         read_items(tmp_path)
 
 
-def test_letters_that_windows_1252_lacks_are_refused_and_not_guessed(tmp_path: Path) -> None:
+def test_bytes_undefined_in_windows_1252_are_refused(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_bytes("item_id,title\na,b\nc,ソーダ\n".encode("cp932"))
     with pytest.raises(DataError, match=r"line 3: neither UTF-8 nor Windows-1252 text; save it as CSV \(UTF-8\)"):
         read_items(tmp_path)
@@ -111,7 +111,7 @@ def test_letters_that_windows_1252_lacks_are_refused_and_not_guessed(tmp_path: P
         ("5 €", "cp1252", None),
     ],
 )
-def test_a_check_shows_letters_that_another_encoding_would_turn_into_others(
+def test_a_check_shows_letters_that_depend_on_the_encoding(
     tmp_path: Path, title: str, encoding: str, shown: str | None
 ) -> None:
     table = tmp_path / "items.csv"
@@ -121,27 +121,27 @@ def test_a_check_shows_letters_that_another_encoding_would_turn_into_others(
     assert (finding.problem, finding.fix) == ("the encoding is Windows-1252", fix)
 
 
-def test_a_check_of_windows_1252_reads_a_word_of_a_megabyte_once(tmp_path: Path) -> None:
+def test_a_check_of_windows_1252_takes_linear_time(tmp_path: Path) -> None:
     table = tmp_path / "items.csv"
     table.write_bytes(f"item_id,title\na,5 €\nb,{'0f' * 500_000}\n".encode("cp1252"))
     (finding,) = examine_items(table, TableMapping()).findings  # would take hours if each of its letters began a word
     assert (finding.problem, finding.fix) == ("the encoding is Windows-1252", "")
 
 
-def test_utf_16_that_was_cut_off_says_so(tmp_path: Path) -> None:
+def test_truncated_utf_16_is_reported(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_bytes("item_id,title\na,b\n".encode("utf-16")[:-1])
     with pytest.raises(DataError, match="truncated UTF-16 text"):
         read_items(tmp_path)
 
 
-def test_spaces_around_times_and_values_do_not_matter(tmp_path: Path) -> None:
+def test_spaces_around_times_and_values_are_ignored(tmp_path: Path) -> None:
     lines = "user_id,item_id,timestamp,value", "ann,a, 5, 2.5 ", "ann,b,1970-01-01T00:00:06Z ,"
     (tmp_path / "interactions.csv").write_text("\n".join(lines) + "\n")
     found = read_interactions(tmp_path)
     assert found.timestamp_us.tolist() == [5_000_000, 6_000_000]
 
 
-def test_quotes_that_stay_in_cells_are_noted(tmp_path: Path) -> None:
+def test_remaining_quotes_are_noted(tmp_path: Path) -> None:
     rows = 'item_id,title\na,"Tea"\nb,"12"" pan"\nc,\nd,Cup "to go"\n'
     for name, separator in (("items.csv", ","), ("items.tsv", "\t")):
         (tmp_path / name).write_text(rows.replace(",", separator))
@@ -155,14 +155,14 @@ def test_quotes_that_stay_in_cells_are_noted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "SEP=;"])
-def test_a_first_line_may_name_the_separator(tmp_path: Path, line: str, encoding: str) -> None:
+def test_the_first_line_may_name_the_separator(tmp_path: Path, line: str, encoding: str) -> None:
     text = f"{line}\r\nitem_id;title, a, b\r\nk;1\r\n"
     (tmp_path / "items.csv").write_bytes(text.replace("title, a, b", "title").encode(encoding))
     assert read_items(tmp_path).titles == {"k": "1"}
     assert delimited_text(Path("items.csv"), text.encode(encoding)).frame().columns == ["item_id", "title, a, b"]
 
 
-def test_errors_count_a_line_that_names_the_separator(tmp_path: Path) -> None:
+def test_line_numbers_count_the_separator_line(tmp_path: Path) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text("sep=;\nuser_id;item_id;timestamp\nu;i;1\n;i;1\n")
     for arrays in (IN_MEMORY, MappedArrays(tmp_path / "arrays", 1)):
@@ -186,7 +186,7 @@ def test_errors_count_a_line_that_names_the_separator(tmp_path: Path) -> None:
         (b'\xef\xbb\xbf[\n {"item_id": "a"}]', "is JSON; name it"),
     ],
 )
-def test_what_is_no_table_is_refused_with_what_to_save(tmp_path: Path, content: bytes, says: str) -> None:
+def test_other_files_are_refused_with_a_suggested_format(tmp_path: Path, content: bytes, says: str) -> None:
     for name in ("items.csv", "items.tsv", "items.xlsx"):
         with pytest.raises(DataError, match=re.escape(f"{name} {says}")):
             delimited_text(tmp_path / name, content)
@@ -195,7 +195,7 @@ def test_what_is_no_table_is_refused_with_what_to_save(tmp_path: Path, content: 
         read_interactions(tmp_path)
 
 
-def test_text_in_another_encoding_says_how_it_can_be_read(tmp_path: Path) -> None:
+def test_text_in_another_encoding_is_refused_with_a_remedy(tmp_path: Path) -> None:
     content = "item_id\ttitle\nk\tKäse\n".encode("cp1252")
     (tmp_path / "items.tsv").write_bytes(content)
     with pytest.raises(DataError, match=r"line 2: not UTF-8 text; save it as UTF-8, or name it \.csv"):

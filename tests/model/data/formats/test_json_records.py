@@ -1,4 +1,4 @@
-"""Tables as JSON: the same records give the same table as a Parquet file, in lines or in an array."""
+"""JSON tables, as lines or arrays, give the same table as Parquet."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ records_of_events = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(records_of_events, st.sampled_from([*FORMS]), st.booleans())
-def test_records_of_events_are_read_as_from_parquet(
+def test_events_in_json_equal_parquet(
     tmp_path_factory: pytest.TempPathFactory, records: Records, suffix: str, is_mapped: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("shop")
@@ -78,7 +78,7 @@ def test_records_of_events_are_read_as_from_parquet(
 
 
 @pytest.mark.parametrize("suffix", FORMS)
-def test_lists_and_records_of_items_become_sets_and_columns(suffix: str, tmp_path: Path) -> None:
+def test_lists_become_sets_and_nested_records_columns(suffix: str, tmp_path: Path) -> None:
     records: Records = [
         {"ItemId": "a", "Categories": ["Tea", "Green tea"], "Labels": {"brand": "Hill", "size": {"ml": 500}}},
         {"ItemId": "b", "Categories": None, "Labels": None, "On": True, "tags": ["new"]},
@@ -103,7 +103,7 @@ def test_lists_and_records_of_items_become_sets_and_columns(suffix: str, tmp_pat
 
 
 @pytest.mark.parametrize("suffix", FORMS)
-def test_a_table_may_have_empty_lists_alone(suffix: str, tmp_path: Path) -> None:
+def test_a_column_may_contain_only_empty_lists(suffix: str, tmp_path: Path) -> None:
     table = tmp_path / f"items{suffix}"
     table.write_bytes(FORMS[suffix]([{"item_id": "a", "categories": [], "tags": []}, {"item_id": "b", "tags": []}]))
     assert read(table, {}) == [{"item_id": "a"}, {"item_id": "b"}]
@@ -112,7 +112,7 @@ def test_a_table_may_have_empty_lists_alone(suffix: str, tmp_path: Path) -> None
     ]
 
 
-def test_texts_that_look_like_json_stay_texts(tmp_path: Path) -> None:
+def test_texts_that_look_like_json_stay_text(tmp_path: Path) -> None:
     table = tmp_path / "items.jsonl"
     table.write_bytes(in_lines([{"item_id": "a", "note": "[new] cup"}, {"item_id": "b", "note": "{}"}]))
     assert [item["properties"]["note"] for item in read(table, {})] == ["[new] cup", "{}"]
@@ -161,7 +161,7 @@ def test_a_vector_is_a_list_of_numbers(tmp_path: Path) -> None:
         (b'{"user_id": "u", "item_id": "i", "timestamp": "noon"}', "row 1: timestamp 'noon'"),
     ],
 )
-def test_what_cannot_be_read_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+def test_invalid_records_are_named(content: bytes, says: str, tmp_path: Path) -> None:
     (tmp_path / "interactions.jsonl").write_bytes(content)
     for arrays in (IN_MEMORY, MappedArrays(tmp_path / "arrays", 1)):
         with pytest.raises(DataError, match=re.escape("interactions.jsonl")) as refused:
@@ -169,7 +169,7 @@ def test_what_cannot_be_read_is_named(content: bytes, says: str, tmp_path: Path)
         assert says in str(refused.value)
 
 
-def test_booleans_beside_texts_or_other_fields_stay_what_they_are(tmp_path: Path) -> None:
+def test_booleans_keep_their_type_in_mixed_columns(tmp_path: Path) -> None:
     records: Records = [
         {"item_id": "a", "new": True, "price": 1, "size": "L", "tags": ["x", True]},
         {"item_id": "b", "new": None, "price": 2.5, "size": True, "tags": None},
@@ -190,7 +190,7 @@ def test_readable_lines_are_parsed_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert frame["new"].to_list() == [True, False]
 
 
-def test_a_check_reads_fields_of_records(tmp_path: Path) -> None:
+def test_a_check_reads_nested_fields(tmp_path: Path) -> None:
     (tmp_path / "events.json").write_bytes(b'{"who": {"id": 7}, "what": {"sku": "i"}, "at": 1700000000}\n')
     mapping = TableMapping({"who.id": "user_id", "what.sku": "item_id", "at": "timestamp"})
     found = examine(tmp_path / "events.json", mapping)["interactions"]
