@@ -1,4 +1,4 @@
-"""Items that training has not seen: they score by their codes as trained ones do, and are found by who chose them."""
+"""Cold items: they score by their codes like trained ones, and get codes from the users who chose them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def states(count: int, items: int = ITEMS) -> tuple[np.ndarray, np.ndarray, np.n
     return rng.random((count, *shape), np.float32), rng.integers(0, items, count), recent
 
 
-def test_a_cold_item_scores_like_a_trained_one_of_its_codes_without_followers() -> None:
+def test_a_cold_item_scores_like_a_trained_item_of_its_codes() -> None:
     """And everything else stays as it was: the model that it was made from too."""
     whole, learned = model_of(ITEMS), model_of(LEARNED)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_a_cold_item_scores_like_a_trained_one_of_its_codes_without_followers() 
 
 
 @torch.inference_mode()
-def test_who_chose_an_item_tells_its_place_and_how_often_its_bias() -> None:
+def test_users_determine_the_codes_and_event_counts_the_bias() -> None:
     """Users whose queries are what a trained item answers best choose a new one: it comes near the trained one."""
     trained = model_of(ITEMS)
     vectors = trained.model.item_vectors()
@@ -113,7 +113,7 @@ def test_who_chose_an_item_tells_its_place_and_how_often_its_bias() -> None:
 
 
 @torch.inference_mode()
-def test_an_item_of_a_kind_is_as_likely_as_the_less_likely_of_its_kind() -> None:
+def test_an_item_with_similar_ones_gets_their_lower_quartile_likelihood() -> None:
     """By softmaxes over all items, in float64."""
     trained = model_of(ITEMS)
     queries = torch.from_numpy(np.random.default_rng(1).normal(size=(50, SHAPE.width)).astype(np.float32))
@@ -132,7 +132,7 @@ def test_an_item_of_a_kind_is_as_likely_as_the_less_likely_of_its_kind() -> None
 
 
 @torch.inference_mode()
-def test_neighbours_are_those_whose_vectors_point_where_the_prediction_does() -> None:
+def test_neighbours_have_the_highest_cosine_with_the_prediction() -> None:
     """Seen from the mean of the map; the cosine, in float64."""
     rng = np.random.default_rng(4)
     mean = rng.normal(size=SHAPE.width).astype(np.float32)
@@ -146,7 +146,7 @@ def test_neighbours_are_those_whose_vectors_point_where_the_prediction_does() ->
             assert sorted(found.tolist()) == sorted(np.argsort(-cosines)[:count].tolist())
 
 
-def test_of_similar_items_each_new_one_has_its_own_voters() -> None:
+def test_each_cold_item_has_its_own_sample_of_similar_items() -> None:
     similar = np.arange(100, 120)
     of_items = {f"i{n}": drawn(similar, 10, f"i{n}") for n in range(20)}
     for item_id, rows in of_items.items():
@@ -159,7 +159,7 @@ def test_of_similar_items_each_new_one_has_its_own_voters() -> None:
 
 
 @torch.inference_mode()
-def test_two_of_the_nearest_items_decide_together_and_else_the_nearest() -> None:
+def test_two_agreeing_nearest_items_decide_or_else_the_nearest() -> None:
     trained = model_of(ITEMS)
     queries = torch.from_numpy(np.random.default_rng(1).normal(size=(50, SHAPE.width)).astype(np.float32))
     sample = query_sample(trained, queries)

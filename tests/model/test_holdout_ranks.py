@@ -1,4 +1,4 @@
-"""From held-out events to ranks, against rankings written out in plain Python."""
+"""Ranks of held-out events against rankings in plain Python."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_ranks_count_every_shown_item_that_scores_at_least_as_much(seen_rule: Se
 @pytest.mark.parametrize("seen_rule", ["none", "recent", "all"])
 @pytest.mark.parametrize("score_levels", [1, 4, 1000])
 @pytest.mark.parametrize("k", [1, 10, ITEMS])
-def test_the_best_that_may_be_shown_are_recommended_ties_by_item_order(
+def test_recommendations_are_the_best_allowed_items_with_stable_ties(
     seen_rule: SeenRule, score_levels: int, k: int
 ) -> None:
     events, scores = random_events(0, score_levels)
@@ -74,7 +74,7 @@ def test_the_best_that_may_be_shown_are_recommended_ties_by_item_order(
         assert recommended[row].tolist() == (shown + [-1] * k)[:k]
 
 
-def test_a_model_without_an_opinion_never_hits() -> None:
+def test_a_constant_model_never_hits() -> None:
     events = held_out([3] * 5, [np.array([0], np.int32)] * 5)
     constant = scorer(np.zeros((5, 200)))
     assert metrics(ranks_full(events, constant, "none"))["hr_at_50"] == 0
@@ -82,7 +82,7 @@ def test_a_model_without_an_opinion_never_hits() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_scores_that_are_not_finite_are_refused(bad: float) -> None:
+def test_non_finite_scores_are_refused(bad: float) -> None:
     events, scores = random_events(1, 5)
     broken = scores.astype(np.float32)
     broken[7, 7] = bad
@@ -102,20 +102,20 @@ class TestSampledNegatives:
     def ranks(self, scores: Any, users: int = 20, seed: int = 0) -> Any:
         return ranks_sampled(self.events(users), scorer(np.tile(scores, (users, 1))), seed)
 
-    def test_there_are_a_hundred_and_a_tie_counts_against_the_model(self) -> None:
+    def test_are_a_hundred_and_ties_count_against_the_model(self) -> None:
         assert self.ranks(np.zeros(400)).tolist() == [101] * 20
 
-    def test_they_are_never_of_the_history(self) -> None:
+    def test_exclude_the_history(self) -> None:
         scores = np.zeros(400)
         scores[self.HISTORY], scores[self.TARGET] = 9, 1
         assert self.ranks(scores).tolist() == [1] * 20
 
-    def test_they_are_distinct(self) -> None:
+    def test_are_distinct(self) -> None:
         scores = np.zeros(151)  # exactly a hundred are left: each is drawn once, so exactly these thirty win
         scores[51:81], scores[self.TARGET] = 9, 1
         assert self.ranks(scores).tolist() == [31] * 20
 
-    def test_the_papers_are_drawn_again_and_again(self) -> None:
+    def test_of_the_paper_are_drawn_with_replacement(self) -> None:
         """Of a hundred items thirty win: 30 in expectation and a variance of 21, where each was drawn once before."""
         scores = np.zeros(151)
         scores[51:81], scores[self.TARGET] = 9, 1
@@ -125,26 +125,26 @@ class TestSampledNegatives:
         assert 16 < beaten_by.var() < 27
 
     @pytest.mark.parametrize(("favour", "expected"), [(False, 101), (True, 1)])
-    def test_a_tie_counts_as_the_draw_says(self, favour: bool, expected: int) -> None:
+    def test_break_ties_as_configured(self, favour: bool, expected: int) -> None:
         for with_replacement in (False, True):
             draw = NegativeSampling(with_replacement, ties_favour_the_target=favour)
             ranks = ranks_sampled(self.events(), scorer(np.zeros((20, 400))), 0, draw)
             assert ranks.tolist() == [expected] * 20
 
-    def test_they_are_uniform(self) -> None:
+    def test_are_uniform(self) -> None:
         users, winners = 600, [51, 150, 250]
         for winner in winners:
             scores = np.zeros(251)  # two hundred are left, so each is drawn for half of the users
             scores[winner], scores[self.TARGET] = 9, 1
             assert (self.ranks(scores, users) == 2).mean() == pytest.approx(0.5, abs=0.1)
 
-    def test_the_seed_repeats_them(self) -> None:
+    def test_are_reproducible_by_seed(self) -> None:
         scores = np.random.default_rng(0).random(400)
         assert self.ranks(scores, seed=1).tolist() == self.ranks(scores, seed=1).tolist()
         assert self.ranks(scores, seed=1).tolist() != self.ranks(scores, seed=2).tolist()
 
 
-def test_a_state_scorer_sees_the_state_and_the_newest_items_of_every_history() -> None:
+def test_a_state_scorer_gets_state_and_newest_items() -> None:
     rng = np.random.default_rng(0)
     shape = ModelConfig(decay_rates=(0.0, 0.5), history_codebooks=2, history_codewords=4, recent_items=3)
     codes = rng.integers(0, 4, (ITEMS, 2)).astype(np.uint8)

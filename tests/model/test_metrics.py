@@ -1,4 +1,4 @@
-"""Metrics against their definitions in plain Python, intervals against what is known about them."""
+"""Metrics against their definitions in plain Python; confidence intervals against known properties."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_interval_contains_the_mean_and_narrows_with_more_users(seed: int) -
         assert (high - low) / (high_of_many - low_of_many) == pytest.approx(5, rel=0.5)  # the root of 25
 
 
-def test_the_interval_is_that_of_the_normal_approximation() -> None:
+def test_the_interval_equals_the_normal_approximation() -> None:
     ranks = np.array([1] * 300 + [99] * 700)
     low, high = metrics.interval_95(ranks, "hr_at_10")
     half_width = 1.96 * math.sqrt(0.3 * 0.7 / 1000)
@@ -48,14 +48,14 @@ RANK_LISTS = st.lists(st.tuples(st.integers(1, 15), st.integers(1, 15)), min_siz
 
 
 @given(RANK_LISTS, st.sampled_from(metrics.HEADLINES))
-def test_a_difference_is_that_of_the_metrics(pairs: list[tuple[int, int]], metric: str) -> None:
+def test_a_paired_difference_equals_that_of_the_metrics(pairs: list[tuple[int, int]], metric: str) -> None:
     ranks, others = np.array(pairs).T
     expected = metrics.metrics(ranks)[metric] - metrics.metrics(others)[metric]
     assert metrics.difference(ranks, others, metric) == pytest.approx(expected, abs=1e-12)
     assert metrics.difference(others, ranks, metric) == pytest.approx(-expected, abs=1e-12)
 
 
-def test_pairs_that_move_together_have_a_narrow_interval_and_none_when_they_are_equal() -> None:
+def test_correlated_pairs_have_narrow_intervals() -> None:
     rng = np.random.default_rng(0)
     ranks = rng.integers(1, 30, 1000)
     others = np.where(rng.random(1000) < 0.02, 40, ranks)  # worse for two users in a hundred, else the same
@@ -66,7 +66,7 @@ def test_pairs_that_move_together_have_a_narrow_interval_and_none_when_they_are_
     assert metrics.difference_interval_95(ranks, ranks, "hr_at_10") == (0, 0)
 
 
-def test_nineteen_of_twenty_paired_intervals_cover_the_true_difference() -> None:
+def test_paired_intervals_cover_the_truth_in_95_percent() -> None:
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(300):
@@ -79,7 +79,7 @@ def test_nineteen_of_twenty_paired_intervals_cover_the_true_difference() -> None
     assert covered / 300 == pytest.approx(0.95, abs=0.04)
 
 
-def test_the_bootstrap_equals_drawing_users_one_by_one() -> None:
+def test_the_bootstrap_equals_resampling_users() -> None:
     rng = np.random.default_rng(2)
     ranks = rng.integers(1, 16, 50)
     gains = metrics.gains(ranks, "ndcg_at_10")
@@ -88,7 +88,7 @@ def test_the_bootstrap_equals_drawing_users_one_by_one() -> None:
     assert found == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=0.005)
 
 
-def test_buckets_split_the_users_and_their_quality() -> None:
+def test_buckets_partition_users_and_quality() -> None:
     ranks, lengths = np.array([1, 20, 1, 3, 50, 2]), np.array([1, 1, 4, 9, 10, 5000])
     found = metrics.buckets(ranks, lengths, edges=(1, 2, 5, 10, 20))
     assert [(bucket.first, bucket.last, bucket.users) for bucket in found] == [
@@ -105,7 +105,7 @@ def test_buckets_split_the_users_and_their_quality() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3000)), min_size=1, max_size=60))
-def test_buckets_weighed_by_their_users_give_the_whole(pairs: list[tuple[int, int]]) -> None:
+def test_the_weighted_mean_of_buckets_is_the_total(pairs: list[tuple[int, int]]) -> None:
     ranks, counts = np.array(pairs).T
     found = metrics.buckets(ranks, counts, metrics.FREQUENCY_EDGES)
     assert sum(bucket.users for bucket in found) == len(pairs)
@@ -113,7 +113,7 @@ def test_buckets_weighed_by_their_users_give_the_whole(pairs: list[tuple[int, in
     assert whole == pytest.approx(metrics.metrics(ranks)["hr_at_10"])
 
 
-def test_what_is_recommended_by_hand() -> None:
+def test_catalogue_metrics_by_hand() -> None:
     recommended = np.full((2, 12), -1)
     recommended[0, :3] = [0, 1, 2]
     recommended[1, :11] = [0, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4]  # the last one stands beyond the top 10
@@ -126,14 +126,14 @@ def test_what_is_recommended_by_hand() -> None:
     assert found["novelty_at_10"] == pytest.approx(sum(bits) / 13)
 
 
-def test_a_cold_item_counts_as_one_event_and_an_empty_list_as_nothing() -> None:
+def test_novelty_counts_a_cold_item_as_one_event() -> None:
     counts = np.array([0, 8])
     assert metrics.beyond_accuracy(np.array([[0]]), counts)["novelty_at_10"] == 3
     nothing = metrics.beyond_accuracy(np.array([[-1, -1]]), counts)
     assert set(nothing.values()) == {0.0}
 
 
-def test_the_value_weighted_hit_rate_is_the_share_of_the_value() -> None:
+def test_value_weighted_hit_rate_is_the_share_of_the_value() -> None:
     ranks, values = np.array([1, 10, 11, 2, 3]), np.array([5.0, 20.0, 75.0, np.nan, -50.0])
     assert metrics.value_hit_rate(ranks, values) == pytest.approx(0.25)
     assert metrics.value_hit_rate(ranks, values, cutoff=5) == pytest.approx(0.05)
@@ -142,7 +142,7 @@ def test_the_value_weighted_hit_rate_is_the_share_of_the_value() -> None:
     assert metrics.value_difference_interval_95(ranks, ranks, np.full(5, np.nan)) == (0, 0)
 
 
-def test_the_interval_of_a_difference_of_value_covers_the_truth() -> None:
+def test_intervals_of_value_differences_cover_the_truth() -> None:
     rng, covered = np.random.default_rng(1), 0
     for _ in range(200):
         values = rng.lognormal(size=300)

@@ -1,4 +1,4 @@
-"""The architecture's rules that a machine can read: sizes, who reads the environment, what is never used.
+"""Architecture rules that can be checked: sizes, imports, access to the environment, and unused code.
 
 Who may import whom stands in pyproject.toml, for `lint-imports`.
 """
@@ -99,7 +99,7 @@ def is_marker(path: Path) -> bool:
     return len(tree.body) == int(ast.get_docstring(tree) is not None)
 
 
-def test_code_stands_in_files_that_have_a_name() -> None:
+def test_init_files_contain_no_code() -> None:
     """An `__init__.py` holds a docstring, and re-exports where others import the package."""
     others = [name_of(path) for path in FILES if path.name == "__init__.py" and not is_marker(path)]
     assert others == RE_EXPORTING
@@ -144,7 +144,7 @@ def test_no_file_class_or_function_is_too_long() -> None:
     assert found == []
 
 
-def test_every_file_that_a_text_names_exists() -> None:
+def test_every_file_named_in_a_text_exists() -> None:
     """Left out are the changelog, and files of an older commit, which the text names beside them."""
     named = re.compile(rf"(?<![\w/.])((?:{'|'.join(PACKAGES)}|docs)/[\w./-]*\w\.[a-z]{{1,4}})\b(?!`? of commit)")
     module = re.compile(rf"python -m ((?:{'|'.join(PACKAGES)})(?:\.\w+)*)")
@@ -162,7 +162,7 @@ def test_every_file_that_a_text_names_exists() -> None:
     assert missing == []
 
 
-def test_everything_that_make_installs_is_pinned() -> None:
+def test_everything_make_installs_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
     optional_groups = ("docs", "kafka", "mcp", "test")
@@ -173,7 +173,7 @@ def test_everything_that_make_installs_is_pinned() -> None:
     assert {re.split(r"[^A-Za-z0-9-]", name)[0] for name in wanted} <= {pin.split("==")[0] for pin in pins}
 
 
-def test_no_file_is_named_after_nothing() -> None:
+def test_no_file_has_a_meaningless_name() -> None:
     unspecific = ("utils", "util", "helpers", "helper", "common", "misc")
     assert [name_of(path) for path in FILES if path.stem in unspecific] == []
 
@@ -186,7 +186,7 @@ def test_no_test_file_is_imported() -> None:
 
 @pytest.mark.parametrize("path", PRODUCT_FILES, ids=name_of)
 class TestEveryProductFile:
-    def test_reads_the_environment_only_in_the_settings(self, path: Path) -> None:
+    def test_reads_the_environment_only_in_settings(self, path: Path) -> None:
         if path != ROOT / "app" / "settings.py":
             assert uses(path, "os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv") == []
 

@@ -1,4 +1,4 @@
-"""The changelog: dated versions, entries of one line, and one version everywhere."""
+"""The changelog: dated versions, one-line entries, and one version everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 MAX_WORDS = 22
 
 
-def test_versions_are_dated_newest_first_and_the_first_is_what_the_next_changes_go_to() -> None:
+def test_versions_are_dated_newest_first_below_unreleased() -> None:
     unreleased, *released = [line for line in LINES if line.startswith("## ")]
     assert unreleased == "## [Unreleased]"
     found = [re.fullmatch(r"## \[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d{2}-\d{2})", line) for line in released]
@@ -28,7 +28,7 @@ def test_versions_are_dated_newest_first_and_the_first_is_what_the_next_changes_
     assert order[0][0] == tuple(map(int, VERSION.split(".")))
 
 
-def test_entries_are_one_line_below_a_kind_of_change() -> None:
+def test_entries_are_one_line_below_a_category() -> None:
     """A kind may have topics. Explanations belong to the documentation."""
     kinds: list[str] = []
     for number, line in enumerate(LINES, 1):
@@ -46,7 +46,7 @@ def test_entries_are_one_line_below_a_kind_of_change() -> None:
             assert line == "" or line.startswith("#### "), where
 
 
-def test_everything_that_is_released_together_has_one_version() -> None:
+def test_everything_released_together_has_one_version() -> None:
     chart = yaml.safe_load((ROOT / "deploy/helm/lisarec/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
     clients = ROOT / "clients"

@@ -1,4 +1,4 @@
-"""The packages that the code imports are those that pyproject.toml declares, so that an installation lacks nothing."""
+"""Imported packages equal those that pyproject.toml declares."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def missing(project: Path, files: Collection[Path]) -> set[str]:
     return found
 
 
-def test_what_the_product_imports_is_declared() -> None:
+def test_product_imports_are_declared() -> None:
     files = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py") if "node_modules" not in path.parts]
     assert len(files) > 300
     assert missing(ROOT, files) == set()
 
 
-def test_what_the_client_imports_is_declared_by_itself() -> None:
+def test_client_imports_are_declared_by_the_client() -> None:
     assert missing(CLIENT, [*CLIENT.rglob("*.py")]) == set()
 
 
@@ -86,7 +86,7 @@ def test_a_package_has_one_lower_bound_in_all_tables() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "httpx", "protobuf", "uvicorn"])
-def test_what_is_no_longer_declared_is_noticed(name: str, tmp_path: Path) -> None:
+def test_missing_declarations_are_detected(name: str, tmp_path: Path) -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (tmp_path / "pyproject.toml").write_text(re.sub(rf'^  "{name}\b.*\n', "", text, flags=re.MULTILINE))
     files = [path for folder in ("app", "model") for path in (ROOT / folder).rglob("*.py")]
@@ -95,6 +95,6 @@ def test_what_is_no_longer_declared_is_noticed(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("module", PROVIDERS)
-def test_these_packages_come_with_a_declared_one(module: str) -> None:
+def test_transitive_packages_come_with_a_declared_one(module: str) -> None:
     distributions = {normalised(one) for one in DISTRIBUTIONS[module]}
     assert distributions & {normalised(one) for one in requires(PROVIDERS[module]) or ()}

@@ -1,4 +1,4 @@
-"""The documents' prose keeps to its form, and what does not is noticed."""
+"""The prose check: all documents pass, and violations are detected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTEBOOKS = {"docs/how-to/integrate/python-api.ipynb"}
 LONG = " ".join(["word"] * 61) + "."
 
 
-def test_the_documents_keep_to_the_form() -> None:
+def test_all_documents_pass() -> None:
     found = prose.documents()
     others = {"SECURITY.md", "clients/lisarec_client/README.md", "clients/npm/README.md"}
     assert {path.relative_to(prose.ROOT).as_posix() for path in found} > {*others, *NOTEBOOKS}
@@ -31,13 +31,13 @@ def test_the_documents_keep_to_the_form() -> None:
         ("\n\n".join(["Short."] * 8 + [LONG] * 2), "a tenth of all paragraphs has 61 words or more"),
     ],
 )
-def test_a_bad_page_is_noticed(text: str, problem: str, tmp_path: Path) -> None:
+def test_violations_are_detected(text: str, problem: str, tmp_path: Path) -> None:
     page = tmp_path / "bad.md"
     page.write_text(f"# Bad page\n\n{text}\n", encoding="utf-8")
     assert any(problem in found for found in prose.problems([page])), prose.problems([page])
 
 
-def test_what_is_no_prose_is_passed_over(tmp_path: Path) -> None:
+def test_code_and_tables_are_skipped(tmp_path: Path) -> None:
     page = tmp_path / "good.md"
     page.write_text(
         "# A title. With a dot. And more.\n\n"

@@ -1,4 +1,4 @@
-"""The reference pages say what the code says: those that are made from it, and those that people write."""
+"""Reference pages match the code: generated pages and written ones."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def page(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_is_made_from_the_code_is_as_the_code_says(name: str) -> None:
+def test_generated_pages_are_up_to_date(name: str) -> None:
     assert page(name) == PAGES[name](), "run: python -m website"
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_row_of_these_pages_says_what_it_is(name: str) -> None:
+def test_every_row_has_a_description(name: str) -> None:
     rows = [line for line in page(name).splitlines() if line.startswith("| `") or line.startswith("| [`")]
     assert len(rows) > 30
     assert [row for row in rows if row.endswith("|  |")] == []
 
 
 @pytest.mark.parametrize("name", ["host", "port", "workers", "device", "data_dir", "log_format"])
-def test_an_option_of_the_service_says_its_default(name: str) -> None:
+def test_options_of_the_service_show_their_defaults(name: str) -> None:
     section = page("command-line.md").partition("\n## lisarec serve\n")[2].partition("\n## ")[0]
     (row,) = re.findall(rf"^\| `--{name.replace('_', '-')}` .*$", section, re.MULTILINE)
     assert re.search(rf"Default: .*\b{re.escape(str(Settings.model_fields[name].default))}\. \|$", row)
@@ -82,11 +82,11 @@ SECTIONS: Mapping[str, str] = {
 class TestHttpApi:
     """Every operation has a section, with its parameters, the fields of its body and those of its answer."""
 
-    def test_there_are_these_sections_and_no_others(self) -> None:
+    def test_sections_equal_the_operations(self) -> None:
         assert set(SECTIONS) == set(OPERATIONS)
 
     @pytest.mark.parametrize("name", OPERATIONS)
-    def test_the_section_names_everything(self, name: str) -> None:
+    def test_sections_document_all_parameters_and_fields(self, name: str) -> None:
         section = SECTIONS[name]
         referred = [" ".join(found) for found in OPERATION.findall(section)]
         text = section + "".join(SECTIONS[one] for one in referred if one in SECTIONS)
@@ -111,22 +111,22 @@ class TestHttpApi:
             yield from self.properties_of(part)
         yield from schema_.get("properties", ())
 
-    def test_every_scope_is_there(self) -> None:
+    def test_every_scope_is_documented(self) -> None:
         assert set(SCOPES) <= set(re.findall(r"^\| `([a-z:]+)` \|", page("http-api.md"), re.MULTILINE))
 
-    def test_the_section_of_a_public_key_names_its_scope(self) -> None:
+    def test_sections_of_browser_calls_name_their_scope(self) -> None:
         scopes = {"POST /v1/events": "events:write", "GET /v1/model": "recs:read", "GET /metrics": "metrics:read"}
         for name, scope in scopes.items():
             assert f"Scope: `{scope}`" in SECTIONS[name]
 
 
-def test_every_error_code_is_there_with_its_status() -> None:
+def test_every_error_code_is_documented_with_its_status() -> None:
     rows = dict(re.findall(r"^\| `([a-z_]+)` \| (\d+) \|", page("errors.md"), re.MULTILINE))
     for problem in (*PROBLEMS.values(), *FRAMEWORK_PROBLEMS.values()):
         assert rows.get(problem.code) == str(problem.status), problem
 
 
-def test_every_cause_of_a_store_s_failure_is_there_with_its_message() -> None:
+def test_every_cause_of_store_failures_is_documented() -> None:
     rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+?) \|", page("errors.md"), re.MULTILINE))
     assert {cause: rows.get(cause) for cause in STORAGE_REASONS} == STORAGE_REASONS
 
@@ -162,12 +162,12 @@ def test_every_cause_of_a_store_s_failure_is_there_with_its_message() -> None:
         ("events in one request of a page key", events.MAX_PUBLIC_EVENTS),
     ],
 )
-def test_the_limits_are_those_of_the_code(bound: str, number: int) -> None:
+def test_limits_equal_the_code(bound: str, number: int) -> None:
     (row,) = (line for line in page("limits.md").splitlines() if line.startswith(f"| {bound} |"))
     assert f"{number:,}" in row.split("|")[2]
 
 
-def test_the_bytes_of_a_state_are_drawn() -> None:
+def test_the_layout_of_a_state_is_documented() -> None:
     text = page("byte-formats.md")
     dtype = layout.state_dtype(3, 8, 32, layout.STEPPED_ITEMS, layout.ID_RING)
     drawn = re.findall(r"^\| `(\w+)` \| ([uif]\d)(?:\[(.*?)\])? \|", text, re.MULTILINE)[: len(dtype.names or ())]
@@ -207,7 +207,7 @@ def test_sealed_states_and_recommendation_ids_are_as_long_as_the_page_says() -> 
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
-def test_what_makes_a_format_names_the_page_of_the_contract(module: ModuleType, page_: str) -> None:
+def test_format_definitions_link_to_the_contract_page(module: ModuleType, page_: str) -> None:
     assert f"docs/reference/{page_}" in str(module.__doc__)
     assert (REFERENCE / page_).exists()
 
@@ -225,7 +225,7 @@ def test_every_action_that_is_audited_is_in_the_table_of_the_audit_log() -> None
     assert len(audited) > 15
 
 
-def test_every_table_and_key_of_the_stores_is_there() -> None:
+def test_every_table_and_key_is_documented() -> None:
     text = page("byte-formats.md")
     tables = re.findall(r"CREATE TABLE (\w+)", schema.SCHEMA)
     assert [name for name in tables if f"`{name}`" not in text] == []
@@ -235,7 +235,7 @@ def test_every_table_and_key_of_the_stores_is_there() -> None:
     assert [one for one in suffixes if f":{one}" not in text] == []
 
 
-def test_files_and_columns_are_there() -> None:
+def test_files_and_columns_are_documented() -> None:
     text = page("data-formats.md")
     named = set(re.findall(r"`([\w.]+)`", text))
     assert {*model_directory.FILES, model_directory.MANIFEST} <= named
@@ -247,7 +247,7 @@ def test_files_and_columns_are_there() -> None:
     assert f"version {backup_format.VERSION}" in text
 
 
-def test_stored_columns_change_only_with_their_version() -> None:
+def test_column_changes_require_a_new_version() -> None:
     """If it fails, raise the version: the stores and archives in use lack the new column."""
     db = sqlite3.connect(":memory:", isolation_level=None)
     schema.create_schema(db, Path())
@@ -260,7 +260,7 @@ def test_stored_columns_change_only_with_their_version() -> None:
     db.close()
 
 
-def test_protocols_rules_and_presets_are_there() -> None:
+def test_protocols_rules_and_presets_are_documented() -> None:
     protocols, model = page("protocols.md"), page("model.md")
     assert [name for name in (*get_args(Protocol), *get_args(SeenRule)) if f"`{name}`" not in protocols] == []
     assert [name for name in (*PRESETS, *MECHANISMS) if f"`{name}`" not in model] == []

@@ -1,4 +1,4 @@
-"""The bill of materials has every package of the image, with the version and all hashes of its lock."""
+"""The bill of materials lists every package of the image with the version and hashes of the lock file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def locked() -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-def test_it_describes_this_version_in_the_format_of_cyclonedx(bill: dict[str, object]) -> None:
+def test_the_sbom_is_valid_cyclonedx_of_this_version(bill: dict[str, object]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     metadata = bill["metadata"]
@@ -48,7 +48,7 @@ def test_it_describes_this_version_in_the_format_of_cyclonedx(bill: dict[str, ob
     assert metadata["component"]["licenses"][0]["license"]["id"] == project["license"]
 
 
-def test_every_locked_package_is_in_it_once_with_version_and_hashes(bill: dict[str, object]) -> None:
+def test_every_locked_package_is_listed_once_with_hashes(bill: dict[str, object]) -> None:
     components = bill["components"]
     assert isinstance(components, list)
     found = {

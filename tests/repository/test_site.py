@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, loads nothing from elsewhere, and lists itself in llms.txt."""
+"""The documentation site: a clean build, no external resources, and llms.txt."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_it_has_every_page_and_llms_txt_lists_each(site: Path) -> None:
+def test_every_page_is_built_and_listed_in_llms_txt(site: Path) -> None:
     pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").glob("*/**/*.md")] + [Path("index.md")]
     addresses = {page.with_suffix(".html").as_posix() for page in pages}
     assert {path.relative_to(site).as_posix() for path in site.rglob("*.html")} == {*addresses, "404.html"}
@@ -54,7 +54,7 @@ def test_it_has_every_page_and_llms_txt_lists_each(site: Path) -> None:
     assert all(f"<!-- {address} -->" in whole for address in addresses)
 
 
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+def test_pages_load_no_external_resources(site: Path) -> None:
     found = {path.name: FROM_ELSEWHERE.findall(path.read_text()) for path in site.rglob("*.html")}
     assert {name: addresses for name, addresses in found.items() if addresses} == {}
     with_diagrams = [path for path in site.rglob("*.html") if 'class="mermaid"' in path.read_text()]
@@ -63,7 +63,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert [(path.parent / address).resolve() for address in own] == [(site / MERMAID).resolve()]
 
 
-def test_search_is_there(site: Path) -> None:
+def test_search_is_enabled(site: Path) -> None:
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     lowered = {entry["location"].partition("/")[0] for entry in entries if entry.get("boost", 1) < 1}
     assert lowered == {"measurements", "explanation"}
@@ -81,13 +81,13 @@ def test_search_is_there(site: Path) -> None:
     ],
     ids=["page", "anchor", "absolute", "image"],
 )
-def test_a_bad_link_ends_the_build(page: str, problem: str, tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_build(page: str, problem: str, tmp_path: Path) -> None:
     done = build(small_site(tmp_path, page, ["index.md", "other.md"]), tmp_path / "site")
     assert done.returncode == 1
     assert problem in done.stderr
 
 
-def test_a_page_that_the_navigation_lacks_ends_the_build(tmp_path: Path) -> None:
+def test_a_page_missing_in_the_navigation_fails_the_build(tmp_path: Path) -> None:
     done = build(small_site(tmp_path, "A page.", ["index.md"]), tmp_path / "site")
     assert done.returncode == 1
     assert "other.md" in done.stderr

@@ -1,4 +1,4 @@
-"""The guide from 0.1: its commands, on stores and a back-up that an earlier version has written."""
+"""The upgrade guide from 0.1, run on stores and a backup of an earlier version."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assert_carried_over(client: Client) -> None:
     assert resent["duplicates"] == 1
 
 
-def test_a_database_of_an_earlier_version_is_carried_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_database_of_an_earlier_version_is_migrated(capsys: pytest.CaptureFixture[str]) -> None:
     Path("state").mkdir()
     old = sqlite3.connect("state/lisarec.sqlite3")
     old.execute("PRAGMA journal_mode = WAL")
@@ -74,7 +74,7 @@ def test_a_database_of_an_earlier_version_is_carried_over(capsys: pytest.Capture
     client.close()
 
 
-def test_a_redis_of_an_earlier_version_is_carried_over(
+def test_a_redis_of_an_earlier_version_is_migrated(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     redis = redis_server.client

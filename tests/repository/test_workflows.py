@@ -1,4 +1,4 @@
-"""Workflows, issue forms and Dependabot's configuration: valid, safe, and about things that exist."""
+"""Workflows, issue forms and Dependabot configuration: valid, safe, and without dangling references."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def steps_of(workflow: Path) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_the_files_have_their_schemas(schema: str) -> None:
+def test_files_match_their_schemas(schema: str) -> None:
     assert SCHEMAS[schema]
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, SCHEMAS[schema])]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_an_auditor_of_workflows_finds_nothing() -> None:
+def test_zizmor_finds_nothing() -> None:
     """Among others: unpinned actions, credentials that stay, and what strangers write run as code."""
     command = [str(PROGRAMS / "zizmor"), "--offline", "--no-progress", "--min-severity=medium", str(GITHUB)]
     audited = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -71,7 +71,7 @@ def test_an_auditor_of_workflows_finds_nothing() -> None:
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 class TestEveryWorkflow:
-    def test_may_read_and_no_more_unless_it_is_named_here(self, workflow: Path) -> None:
+    def test_has_read_only_permissions_unless_listed(self, workflow: Path) -> None:
         assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
         written = {}
         for name, job in jobs_of(workflow).items():
@@ -81,14 +81,14 @@ class TestEveryWorkflow:
                 written[name] = writes
         assert written == WRITES.get(workflow.name, {})
 
-    def test_calls_actions_by_their_commits(self, workflow: Path) -> None:
+    def test_pins_actions_by_commit(self, workflow: Path) -> None:
         for step in steps_of(workflow):
             if uses := step.get("uses"):
                 assert re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40}", uses) or (ROOT / uses).is_file(), uses
                 if uses.startswith("actions/checkout@"):
                     assert step["with"]["persist-credentials"] is False
 
-    def test_ends_by_itself(self, workflow: Path) -> None:
+    def test_has_timeouts(self, workflow: Path) -> None:
         assert all("timeout-minutes" in job or "uses" in job for job in jobs_of(workflow).values())
 
     def test_runs_what_exists(self, workflow: Path) -> None:
@@ -101,7 +101,7 @@ class TestEveryWorkflow:
         assert [file for file in named if file not in ("notes.md",) and not any(ROOT.rglob(file))] == []
 
 
-def test_each_version_of_python_that_is_tested_is_one_that_the_project_allows() -> None:
+def test_tested_python_versions_are_supported() -> None:
     (matrix,) = (
         job["strategy"]["matrix"]["python"]
         for job in jobs_of(GITHUB / "workflows/test.yml").values()
@@ -139,7 +139,7 @@ class TestRelease:
         for other in (f"{version}0", "9.9.9", f"{version}.dev1"):
             assert self.run("version", step, ROOT, f"v{other}") != 0
 
-    def test_the_notes_are_the_changes_of_the_version(self, tmp_path: Path) -> None:
+    def test_release_notes_equal_the_changelog(self, tmp_path: Path) -> None:
         sections = [
             "[Unreleased]\n\n- no",
             "[1.2.3] - 2026-01-02\n\n### Added\n\n- yes",
@@ -151,7 +151,7 @@ class TestRelease:
         notes = (tmp_path / "notes.md").read_text().split()
         assert notes == ["###", "Added", "-", "yes", "Image:", "`ghcr.io/o/lisarec@sha256:1`"]
 
-    def test_the_images_of_others_are_pinned_by_digest(self, tmp_path: Path) -> None:
+    def test_third_party_images_are_pinned_by_digest(self, tmp_path: Path) -> None:
         """The registry is a program that answers for the tags that this repository names, and for no other."""
         for name in ("docker-compose.yml", "docker/Dockerfile", "docker/pin"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -172,7 +172,7 @@ class TestRelease:
             assert named.findall(pinned) == [f"{image}@sha256:{len(image):064d}" for image in images]
             assert re.sub(r"@sha256:\d{64}", "", pinned) == (ROOT / name).read_text()
 
-    def test_the_npm_package_names_the_repository_that_its_provenance_has(self, tmp_path: Path) -> None:
+    def test_the_npm_package_names_its_provenance_repository(self, tmp_path: Path) -> None:
         source = ROOT / "clients" / "npm" / "package.json"
         shutil.copy(source, tmp_path)
         assert (
@@ -182,7 +182,7 @@ class TestRelease:
         named = json.loads((tmp_path / "package.json").read_text())
         assert named == {**json.loads(source.read_text()), "repository": repository}
 
-    def test_each_index_gets_the_packages_that_are_its_own(self, tmp_path: Path) -> None:
+    def test_each_index_gets_its_own_packages(self, tmp_path: Path) -> None:
         names = {"pypi": "lisarec-1.2.3", "pypi-client": "lisarec_client-1.2.3"}
         others = "lisarec-client-1.2.3.tgz", "lisarec.cdx.json"
         for job, name in names.items():
@@ -195,7 +195,7 @@ class TestRelease:
             assert {file.name for file in dist.iterdir()} == packages
 
 
-def test_dependabot_covers_the_packages_of_every_lock() -> None:
+def test_dependabot_covers_every_lock_file() -> None:
     updates = yaml.safe_load((GITHUB / "dependabot.yml").read_text())["updates"]
     covered = {(one["package-ecosystem"], one["directory"]) for one in updates}
     locks = subprocess.run(

@@ -1,4 +1,4 @@
-"""Histograms of whole histories against a fold written out in plain Python."""
+"""Histograms of whole histories against a fold in plain Python."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_running_histograms_equal_the_histogram_of_every_prefix_and_a_plain_fold
             np.testing.assert_allclose(running[begin + length - 1], state, rtol=1e-5, atol=1e-30)
 
 
-def test_without_weights_every_event_counts_one() -> None:
+def test_without_weights_every_event_counts_once() -> None:
     codes = np.array([[0], [1], [0]], np.uint8)
     np.testing.assert_array_equal(history_histogram(codes, [0.0], 3), [[[2, 1, 0]]])
 

@@ -1,4 +1,4 @@
-"""Codes: co-occurrence and quantisation against brute force, and codes that stay distinct."""
+"""Item codes: co-occurrence and quantisation against brute force; codes are distinct."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cooccurrence_equals_brute_force(histories: list[list[int]]) -> None:
     np.testing.assert_allclose(found.toarray(), counted(histories, 7), rtol=1e-5)
 
 
-def test_item_vectors_are_the_components_of_the_positive_mutual_information() -> None:
+def test_item_vectors_are_principal_components_of_ppmi() -> None:
     histories = random_histories(0)
     counts = counted(histories, 25)
     degree = counts.sum(axis=0)
@@ -69,7 +69,7 @@ def test_item_vectors_are_the_components_of_the_positive_mutual_information() ->
     np.testing.assert_allclose((few**2).sum(axis=0), strongest, rtol=1e-3)
 
 
-def test_items_that_were_never_seen_get_the_zero_vector_and_codes_of_their_own() -> None:
+def test_unseen_items_get_zero_vectors_and_distinct_codes() -> None:
     item, starts = packed(random_histories(1, items=20))
     vectors = item_codes.item_vectors(item_codes.cooccurrence(item, starts, 26), 8, seed=0)
     np.testing.assert_allclose(vectors[20:], 0, atol=1e-5)
@@ -80,14 +80,14 @@ def test_items_that_were_never_seen_get_the_zero_vector_and_codes_of_their_own()
 
 
 @pytest.mark.parametrize("histories", [[[0, 0, 0]], [[0], [1], [2]], [[0, 1]], [[]]])
-def test_histories_that_teach_nothing_still_give_codes(histories: list[list[int]]) -> None:
+def test_uninformative_histories_still_give_codes(histories: list[list[int]]) -> None:
     found = learned_codes(*packed(histories), 3)
     assert found.history.codes.shape == (3, 3)
     assert len(np.unique(found.target.codes, axis=0)) == 3
     assert np.isfinite(found.history.codewords).all()
 
 
-def test_codes_name_the_codeword_nearest_to_the_residual() -> None:
+def test_codes_are_the_codewords_nearest_to_the_residual() -> None:
     points = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
     found = item_codes.residual_kmeans(points, 4, 8, seed=0)
     residual = points.astype(np.float64)
@@ -99,7 +99,7 @@ def test_codes_name_the_codeword_nearest_to_the_residual() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_another_codebook_never_makes_the_error_larger(seed: int) -> None:
+def test_more_codebooks_never_increase_the_error(seed: int) -> None:
     points = np.random.default_rng(seed).standard_normal((150, 5)).astype(np.float32)
     errors = [float((points**2).sum())]
     for books in range(1, 6):
@@ -110,7 +110,7 @@ def test_another_codebook_never_makes_the_error_larger(seed: int) -> None:
     assert errors[-1] < 0.4 * errors[0]
 
 
-def test_clusters_that_stand_apart_get_a_codeword_each() -> None:
+def test_separate_clusters_get_separate_codewords() -> None:
     rng = np.random.default_rng(0)
     cluster = np.repeat(np.arange(4), 25)
     points = (100 * np.eye(4)[cluster] + rng.standard_normal((100, 4))).astype(np.float32)
@@ -119,7 +119,7 @@ def test_clusters_that_stand_apart_get_a_codeword_each() -> None:
         assert len(np.unique(cluster[found.codes[:, 0] == word])) == 1
 
 
-def test_with_fewer_items_than_codewords_every_item_is_its_own_codeword() -> None:
+def test_fewer_items_than_codewords_are_quantised_exactly() -> None:
     points = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
     found = item_codes.residual_kmeans(points, 2, 16, seed=0)
     np.testing.assert_allclose(found.codewords[0][found.codes[:, 0]], points, atol=1e-6)
@@ -132,7 +132,7 @@ def test_with_fewer_items_than_codewords_every_item_is_its_own_codeword() -> Non
         )
     )
 )
-def test_separated_codes_are_distinct_and_the_first_of_equals_keeps_its_own(
+def test_separation_makes_codes_distinct_and_keeps_the_first(
     drawn: tuple[int, list[tuple[int, ...]]],
 ) -> None:
     words, rows = drawn
@@ -146,12 +146,12 @@ def test_separated_codes_are_distinct_and_the_first_of_equals_keeps_its_own(
     np.testing.assert_array_equal(before, np.array(rows, np.uint8))
 
 
-def test_separate_counts_through_whole_bytes() -> None:
+def test_separation_enumerates_all_codewords() -> None:
     after = item_codes.make_distinct(np.full((300, 2), 255, np.uint8), 256)
     assert len(np.unique(after, axis=0)) == 300
 
 
-def test_separate_is_quick_where_thousands_of_items_are_equal() -> None:
+def test_separation_of_thousands_of_equal_items_is_fast() -> None:
     after = item_codes.make_distinct(np.zeros((20_000, 3), np.uint8), 32)
     assert len(np.unique(after, axis=0)) == 20_000
 

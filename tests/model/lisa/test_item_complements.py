@@ -1,4 +1,4 @@
-"""Complements against plain counting."""
+"""Complements against counting in plain Python."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def scores_of(orders: list[list[int]]) -> dict[int, dict[int, float]]:
 
 
 @given(orders=orders_of, count=st.integers(1, ITEMS))
-def test_the_strongest_complements_have_the_scores_of_plain_counting(orders: list[list[int]], count: int) -> None:
+def test_the_strongest_complements_equal_plain_counting(orders: list[list[int]], count: int) -> None:
     found, expected = counted(orders, count), scores_of(orders)
     assert found.exist == bool(expected)
     for item in range(ITEMS if found.exist else 0):
@@ -64,7 +64,7 @@ def test_the_strongest_complements_have_the_scores_of_plain_counting(orders: lis
 
 
 @given(orders=orders_of, basket=st.lists(st.integers(0, ITEMS + 3), unique=True, max_size=6))
-def test_those_of_a_basket_are_those_of_its_items_added(orders: list[list[int]], basket: list[int]) -> None:
+def test_complements_of_a_basket_are_the_sum_over_its_items(orders: list[list[int]], basket: list[int]) -> None:
     expected: dict[int, float] = defaultdict(float)
     for item in basket:
         for other, score in scores_of(orders).get(item, {}).items():
@@ -80,12 +80,12 @@ def test_those_of_a_basket_are_those_of_its_items_added(orders: list[list[int]],
             np.testing.assert_array_equal(some, every[:most])
 
 
-def test_what_everybody_buys_goes_with_nothing_in_particular() -> None:
+def test_popular_items_are_not_specific_complements() -> None:
     orders = [[1, 2, 0], [2, 1, 0]] * 20 + [[0, 3]] * 20 + [[0, 4], [0, 5]] * 20
     assert counted(orders).items[1, 0] == 2
     assert counted(orders).items[2, 0] == 1
 
 
-def test_what_lies_far_apart_in_a_large_order_does_not_belong_together() -> None:
+def test_distant_items_of_a_large_order_are_not_paired() -> None:
     found = counted([list(range(3 * NEAR))], count=3 * NEAR, items=3 * NEAR)
     assert {*found.items[0].tolist()} == {-1, *range(1, NEAR + 1)}

@@ -1,4 +1,4 @@
-"""Followers against counting pair by pair."""
+"""Followers against counting pairs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shares_of(histories: Histories, decay: float) -> dict[int, dict[int, float]]
     decay=st.sampled_from([0.4, 1.0]),
     faint=st.sampled_from([0.01, 0.03]),
 )
-def test_the_strongest_followers_lift_as_their_shares_tell(
+def test_the_lift_of_followers_equals_plain_counting(
     histories: Histories, count: int, strength: float, decay: float, faint: float
 ) -> None:
     packed = np.array([item for history in histories for item in history], np.int32)

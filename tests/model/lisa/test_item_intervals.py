@@ -36,7 +36,7 @@ def table(seed: int = 0) -> Intervals:
 
 
 @given(rows=rows_of, category=categories_of)
-def test_what_is_learned_is_that_of_plain_lists(rows: list[tuple[int, int, float]], category: list[int]) -> None:
+def test_learned_intervals_equal_plain_lists(rows: list[tuple[int, int, float]], category: list[int]) -> None:
     user, item, days = np.array(rows, np.float64).reshape(-1, 3).T
     found = learned_intervals(
         user.astype(np.int32), item.astype(np.int32), days, np.array(category, np.int64), of_purchases=False
@@ -52,7 +52,7 @@ def test_what_is_learned_is_that_of_plain_lists(rows: list[tuple[int, int, float
 
 
 @given(rows=rows_of, baskets=st.lists(st.lists(st.integers(0, ITEMS - 1), min_size=1), max_size=9))
-def test_baskets_of_customers_who_are_not_known_change_nothing(
+def test_baskets_of_anonymous_customers_are_ignored(
     rows: list[tuple[int, int, float]], baskets: list[list[int]]
 ) -> None:
     """As those of a till without a customer's card, each sent as a user of its own."""
@@ -68,7 +68,7 @@ def test_baskets_of_customers_who_are_not_known_change_nothing(
 
 
 @given(rows=rows_of)
-def test_how_due_items_are_is_that_of_plain_lists(rows: list[tuple[int, int, float]]) -> None:
+def test_due_scores_equal_plain_lists(rows: list[tuple[int, int, float]]) -> None:
     intervals, ages = table(), defaultdict[int, list[float]](list)
     for _, item, age_days in rows:
         ages[item].append(age_days)
@@ -81,7 +81,7 @@ def test_how_due_items_are_is_that_of_plain_lists(rows: list[tuple[int, int, flo
 
 
 @given(days=st.floats(0, 1e6), seed=st.integers(0, 20))
-def test_an_item_that_is_not_in_the_table_counts_as_any_one(days: float, seed: int) -> None:
+def test_an_item_outside_the_table_uses_the_average_interval(days: float, seed: int) -> None:
     intervals = table(seed)
     bought = Purchases(np.array([ITEMS + 7], np.int64), np.array([days]))
     (score,) = due_items(bought, intervals).scores.tolist()
@@ -104,23 +104,23 @@ def scores_at(*days_of_each: list[float]) -> list[float]:
     return found
 
 
-def test_what_is_due_goes_before_what_was_just_bought_and_what_was_given_up() -> None:
+def test_due_items_rank_before_recent_and_abandoned_ones() -> None:
     just_bought, is_due, given_up = scores_at([1, 11, 21], [10, 20, 30], [200, 210, 220])
     assert is_due > 3 * just_bought
     assert is_due > 3 * given_up
 
 
-def test_who_has_bought_an_item_more_often_is_likelier_to_buy_it_again() -> None:
+def test_more_purchases_make_a_repurchase_likelier() -> None:
     once, twice, often = scores_at([10], [10, 20], [10, 20, 30, 40])
     assert once < twice < often
 
 
-def test_a_users_own_rhythm_goes_before_that_of_others() -> None:
+def test_the_own_interval_of_a_user_takes_precedence() -> None:
     slow, quick = scores_at([10, 70, 130, 190, 250], [10, 20, 30, 40, 50])
     assert quick > 3 * slow
 
 
-def test_an_items_rarest_category_is_the_one_with_the_fewest_items() -> None:
+def test_the_rarest_category_has_the_fewest_items() -> None:
     names = [("food", "tea"), ("food",), (), ("food", "milk", "tea"), ("food", "cake", "bread")]
     found = rarest_categories(names).tolist()
     # in the order of names: bread, cake, food, milk, tea
@@ -135,7 +135,7 @@ def test_copies_have_the_intervals_of_their_originals() -> None:
         assert own.tolist() == [*before[:5].tolist(), *before[:2].tolist(), before[5]]
 
 
-def test_training_learns_them_from_the_training_events(trained: Path, shop: Path) -> None:
+def test_intervals_are_learned_from_training_events(trained: Path, shop: Path) -> None:
     loaded = model_directory.load(trained)
     interactions = read_interactions(shop).with_items_first(list(loaded.items.ids))
     train, texts = split(interactions, "loo").train, read_items(shop)

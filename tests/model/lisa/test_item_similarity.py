@@ -1,4 +1,4 @@
-"""The items most similar to others against sums of codewords by numpy, on every device there is."""
+"""Item similarity against sums of codewords in numpy, on every device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Wrap = Callable[[LisaMini], Artifact]
 
 @pytest.mark.parametrize("codewords", [{}, {"target_codewords": 9}], ids=["fewer targets", "more targets"])
 @pytest.mark.parametrize("k", [1, 7, ITEMS])
-def test_neighbours_are_the_most_similar_of_all(
+def test_neighbours_equal_brute_force(
     random_model: Make, in_memory: Wrap, device: str, k: int, codewords: dict[str, int]
 ) -> None:
     model = random_model(SHAPE.model_copy(update=codewords), ITEMS)
@@ -45,7 +45,7 @@ def test_neighbours_are_the_most_similar_of_all(
         assert (items[row].tolist(), scores[row].tolist()) == sorted_best(every_score[row], excluded[row], k)
 
 
-def test_an_item_is_as_similar_in_a_batch_as_alone(random_model: Make, in_memory: Wrap, device: str) -> None:
+def test_a_batch_equals_single_items(random_model: Make, in_memory: Wrap, device: str) -> None:
     engine = Engine(in_memory(random_model(SHAPE, ITEMS)), device)
     together = engine.scores(engine.neighbours_of(range(ITEMS))).cpu().numpy()
     for item in range(ITEMS):
@@ -61,7 +61,7 @@ def test_only_candidates_are_ranked(random_model: Make, in_memory: Wrap, device:
     assert scores.tolist() == every_score[items].tolist()
 
 
-def test_items_that_are_all_alike_are_equally_similar(random_model: Make, in_memory: Wrap, device: str) -> None:
+def test_identical_items_are_equally_similar(random_model: Make, in_memory: Wrap, device: str) -> None:
     model = random_model(SHAPE, ITEMS)
     model.target_codes[:], model.history_codes[:] = 1, 2
     alike = Engine(in_memory(model), device)

@@ -1,4 +1,4 @@
-"""LISA-Mini: stepping against the parallel forward, and both against the formulas written out."""
+"""LISA-Mini: stepping equals the parallel forward, and both equal the formulas."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_recurrent_steps_equal_the_parallel_forward(
     torch.testing.assert_close(stepped, parallel, rtol=0, atol=1e-5)
 
 
-def test_events_without_weights_weigh_one(model: LisaMini) -> None:
+def test_events_without_weights_have_weight_one(model: LisaMini) -> None:
     items, _ = history(50, 1)
     with torch.inference_mode():
         stepped = model.read(*states(model, items, np.ones(50, np.float32)))
         torch.testing.assert_close(stepped, model(torch.from_numpy(items)), rtol=0, atol=1e-5)
 
 
-def test_attention_is_the_softmax_over_the_events_that_the_paper_writes(model: LisaMini) -> None:
+def test_attention_equals_the_softmax_of_the_paper(model: LisaMini) -> None:
     items, weights = history(40, 2)
     codebooks, query, key, value = (
         tensor.detach().double().numpy() for tensor in (model.codebooks, model.query, model.key, model.value)
@@ -146,7 +146,7 @@ def test_the_scale_of_a_row_cancels(model: LisaMini) -> None:
     torch.testing.assert_close(scaled, plain, rtol=0, atol=1e-5)
 
 
-def test_given_tables_equal_fresh_ones(model: LisaMini) -> None:
+def test_cached_tables_equal_fresh_ones(model: LisaMini) -> None:
     state = states(model, *history(20, 5))
     with torch.inference_mode():
         assert torch.equal(model.read(*state, model.tables()), model.read(*state))
@@ -196,7 +196,7 @@ def test_item_vectors_are_the_sums_of_the_target_codewords(model: LisaMini) -> N
     assert torch.equal(model.item_vectors(some).detach(), vectors[some])
 
 
-def test_dropout_is_off_in_evaluation_and_on_in_training(random_model: Make) -> None:
+def test_dropout_is_active_only_in_training(random_model: Make) -> None:
     model = random_model(SHAPE, ITEMS)
     state = states(model, *history(10, 7))
     assert torch.equal(model.read(*state), model.read(*state))
@@ -205,7 +205,7 @@ def test_dropout_is_off_in_evaluation_and_on_in_training(random_model: Make) -> 
 
 
 @pytest.mark.parametrize("name", ["lisa-mini", "lisa-recent"])
-def test_what_is_settled_answers_as_before_and_is_of_sixteen_bits(name: str) -> None:
+def test_folding_keeps_outputs_and_rounds_weights_to_bfloat16(name: str) -> None:
     torch.manual_seed(0)
     shape = PRESETS[name][0]
     history, target = torch.randint(32, (50, shape.history_codebooks)), torch.randint(256, (50, shape.target_codebooks))

@@ -1,4 +1,4 @@
-"""Training of mechanisms: resumed as if uninterrupted, with frozen or migrated codes; and their model directories."""
+"""Training of mechanisms: resuming, frozen and migrated codes, and model directories."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     assert not (tmp_path / "parts" / CHECKPOINT).exists()
 
 
-def test_codes_stay_after_their_share_of_the_epochs(shop: Path, silent: Make, tmp_path: Path) -> None:
+def test_codes_are_frozen_after_their_share_of_epochs(shop: Path, silent: Make, tmp_path: Path) -> None:
     wanted = recipe("lisa-mini-paper", epochs=4, codes_learned_share=0.5)
     with pytest.raises(KeyboardInterrupt):
         mechanisms.train(shop, tmp_path / "model", wanted, progress=silent(stop_after=1))
@@ -81,7 +81,7 @@ def test_codes_stay_after_their_share_of_the_epochs(shop: Path, silent: Make, tm
 
 
 @pytest.mark.parametrize("name", ["lisa-base", "lisa-soft"])
-def test_the_best_epoch_may_come_before_the_codes_are_frozen(
+def test_the_best_epoch_may_precede_the_freezing_of_codes(
     name: str, shop: Path, silent: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     falling = iter((0.4, 0.3, 0.2))
@@ -99,7 +99,7 @@ def test_the_best_epoch_may_come_before_the_codes_are_frozen(
 
 
 @pytest.mark.parametrize("name", ["transformer-paper", "lisa-base-paper", "gated-linear"])
-def test_training_learns_what_follows(shop: Path, silent: Make, tmp_path: Path, name: str) -> None:
+def test_training_learns_the_next_item(shop: Path, silent: Make, tmp_path: Path, name: str) -> None:
     """Four steps in five go to the next item of the ring."""
     wanted = recipe(name, epochs=12, loss="softmax")
     model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
@@ -109,7 +109,7 @@ def test_training_learns_what_follows(shop: Path, silent: Make, tmp_path: Path, 
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_negatives_are_never_of_the_users_own_items(shop: Path, tmp_path: Path) -> None:
+def test_negatives_exclude_items_of_the_user(shop: Path, tmp_path: Path) -> None:
     wanted = recipe("linear")
     interactions = read_interactions(shop)
     parts = split(interactions, "loo", "validation")
@@ -123,14 +123,14 @@ def test_negatives_are_never_of_the_users_own_items(shop: Path, tmp_path: Path) 
     assert len(set(drawn.tolist())) == len(interactions.item_ids)
 
 
-def test_long_histories_are_cut_to_their_newest_events() -> None:
+def test_long_histories_are_truncated_to_the_newest_events() -> None:
     histories = Histories(np.arange(9, dtype=np.int32), np.ones(9, np.float32), np.array([0, 5, 5, 9]))
     cut = mechanisms.newest_events(histories, 3)
     assert [items.tolist() for items in cut] == [[2, 3, 4], [], [6, 7, 8]]
 
 
 @pytest.mark.parametrize("name", ["transformer-paper", "lisa-soft-paper"])
-def test_scores_are_those_of_each_history_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_equals_single_histories(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(name)
     rng = np.random.default_rng(0)
     lengths = np.array([3, 60, 1, 17])
@@ -154,7 +154,9 @@ def source(shop: Path, silent: Make, tmp_path_factory: pytest.TempPathFactory) -
 
 
 class TestMigration:
-    def test_codes_stay_while_all_else_learns(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
+    def test_keeps_codes_while_other_parameters_learn(
+        self, shop: Path, source: Path, silent: Make, tmp_path: Path
+    ) -> None:
         out, wanted = tmp_path / "model", recipe("lisa-base-paper")
         with pytest.raises(KeyboardInterrupt):
             mechanisms.train(shop, out, wanted, codes_from=source, progress=silent(stop_after=0))
@@ -170,7 +172,7 @@ class TestMigration:
         assert not torch.equal(after.quantiser.codebooks, before.quantiser.codebooks)
 
     @pytest.mark.parametrize("name", ["lisa-mini-paper", "lisa-base"])
-    def test_a_model_without_codes_gives_those_of_its_vectors(
+    def test_derives_codes_from_the_vectors_of_a_model_without_codes(
         self, shop: Path, silent: Make, tmp_path: Path, name: str
     ) -> None:
         mechanisms.train(shop, tmp_path / "source", recipe("transformer-paper"), progress=silent())
@@ -189,14 +191,14 @@ class TestMigration:
 
     @pytest.mark.parametrize("name", ["lisa-base", "lisa-mini-paper", "lisa-soft"])
     @torch.inference_mode()
-    def test_codes_that_are_made_lose_nothing_but_what_they_round(self, name: str) -> None:
+    def test_loses_only_the_quantisation_error(self, name: str) -> None:
         """Histories are read, and items scored, at the scale at which the other network learned to."""
         before, net, found = network("transformer-paper"), network(name, codewords=60), torch.randn(3, 12)
         net.migrate(before)
         torch.testing.assert_close(net.vectors() * net.read_scale, before.vectors() * before.read_scale)
         torch.testing.assert_close(net.norms[1](found) @ net.vectors().T, before.norms[1](found) @ before.vectors().T)
 
-    def test_soft_codes_are_learned_while_those_of_the_targets_stay(self) -> None:
+    def test_learns_soft_codes_while_target_codes_stay(self) -> None:
         before, net = network("transformer-paper"), network("lisa-soft")
         net.migrate(before)
         codes = net.target_codes()
@@ -205,7 +207,7 @@ class TestMigration:
         lost = net.distinct().targets - before.embedding.weight
         assert lost.square().sum() < 0.8 * before.embedding.weight.square().sum()
 
-    def test_codes_that_do_not_fit_are_refused(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
+    def test_refuses_codes_of_another_shape(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
         with pytest.raises(TrainError, match="needs codes"):
             mechanisms.train(shop, tmp_path / "m", recipe("linear"), codes_from=source, progress=silent())
         other = recipe("lisa-base-paper")
@@ -225,20 +227,20 @@ def made(shop: Path, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 class TestModelDirectory:
-    def test_it_is_compared_and_not_served(self, made: Path) -> None:
+    def test_can_be_evaluated_but_not_served(self, made: Path) -> None:
         with pytest.raises(
             model_directory.ArtifactError, match="a mechanism, which can only be evaluated with 'lisarec evaluate'"
         ):
             model_directory.load(made)
         assert isinstance(evaluate.load_model(made), mechanisms.TrainedMechanism)
 
-    def test_a_broken_one_is_refused(self, made: Path, tmp_path: Path) -> None:
+    def test_refuses_invalid_content(self, made: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(made, tmp_path / "copy")
         (copy / model_directory.WEIGHTS).write_bytes(b"no weights")
         with pytest.raises(model_directory.ArtifactError, match="does not match its manifest"):
             mechanisms.load(copy)
 
-    def test_the_papers_protocol_has_a_name(self, shop: Path, made: Path) -> None:
+    def test_names_the_protocol_of_the_paper(self, shop: Path, made: Path) -> None:
         found = evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100").to_json()
         assert found["tie_rule"] == "in the model's favour"
         assert found["metrics"]["hr_at_10_paper100"] >= 0
@@ -246,9 +248,7 @@ class TestModelDirectory:
             evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100", "none")
 
     @pytest.mark.parametrize("protocol", ["loo_full", "loo_paper100"])
-    def test_it_ranks_the_same_whatever_model_it_is_compared_with(
-        self, shop: Path, trained: Path, made: Path, protocol: Any
-    ) -> None:
+    def test_ranks_independently_of_compared_models(self, shop: Path, trained: Path, made: Path, protocol: Any) -> None:
         own = evaluate.load_model(made)
         ranks = [
             evaluate.prepare_trial(first, shop, protocol, None).test_model(own).ranks.tolist()
@@ -257,9 +257,7 @@ class TestModelDirectory:
         assert ranks[0] == ranks[1]
 
     @pytest.mark.parametrize("name", sorted(SERVED_MECHANISMS))
-    def test_a_preset_that_is_served_is_trained_ready_for_it(
-        self, shop: Path, silent: Make, tmp_path: Path, name: str
-    ) -> None:
+    def test_trains_servable_presets_ready_to_serve(self, shop: Path, silent: Make, tmp_path: Path, name: str) -> None:
         wanted = recipe(name, epochs=12, loss="softmax")
         model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
         assert isinstance(model, model_directory.Artifact)

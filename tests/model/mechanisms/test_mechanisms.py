@@ -1,4 +1,4 @@
-"""Laws of all mechanisms: stepping equals the parallel form, gradients are right."""
+"""Properties of all mechanisms: stepping equals the parallel form, and gradients are correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.model.mechanisms.small_mechanisms import ITEMS, network
 CONSTANT = [name for name in MECHANISMS if network(name).mechanism.state_shape is not None]
 
 
-def test_all_but_softmax_and_decoupled_positions_have_a_state_of_constant_size() -> None:
+def test_only_three_mechanisms_have_states_of_growing_size() -> None:
     assert set(MECHANISMS) - set(CONSTANT) == {"transformer-paper", "transformer-codes", "lightsans-decoupled"}
 
 
@@ -40,7 +40,7 @@ def test_steps_equal_the_parallel_forward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONSTANT)
-def test_gradients_equal_those_of_stepping(name: str) -> None:
+def test_parallel_gradients_equal_those_of_stepping(name: str) -> None:
     """Of every weight: what is written by hand for the way back against autograd, step after step."""
     net = network(name).double()
     items, wanted = torch.randint(ITEMS, (2, 9)), torch.randn(2, 9, 12, dtype=torch.float64)
@@ -70,7 +70,7 @@ def steps(net: MechanismNetwork, items: torch.Tensor, distinct: DistinctItems) -
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @torch.inference_mode()
-def test_later_events_and_padding_change_nothing(name: str) -> None:
+def test_outputs_are_causal_and_ignore_padding(name: str) -> None:
     net = network(name)
     items = torch.randint(ITEMS, (2, 20))
     changed = items.clone()
@@ -89,7 +89,7 @@ class TestHistograms:
         logits = torch.randn(6, 2, 4, dtype=torch.float64, requires_grad=True)
         return codes, logits, torch.randint(6, (3, 5)), torch.tensor([5, 3, 1])
 
-    def test_shares_are_those_of_counted_histograms(self) -> None:
+    def test_shares_equal_counted_histograms(self) -> None:
         codes, logits, places, lengths = self.case()
         found = prefix.shares(codes, logits, places, lengths, 0.8)
         for row in range(3):
@@ -102,11 +102,11 @@ class TestHistograms:
                 mass = counts * logits[places[row, event]].exp()
                 torch.testing.assert_close(found[row, event], (mass / mass.sum(-1, keepdim=True)).flatten())
 
-    def test_gradients_are_right(self) -> None:
+    def test_gradients_are_correct(self) -> None:
         codes, logits, places, lengths = self.case()
         assert gradcheck(lambda codes, logits: prefix.shares(codes, logits, places, lengths, 0.8), (codes, logits))
 
-    def test_logits_far_apart_do_no_harm(self) -> None:
+    def test_extreme_logits_are_stable(self) -> None:
         codes, logits, places, lengths = self.case()
         hard = torch.nn.functional.one_hot(codes.argmax(-1), 4).double().requires_grad_()
         prefix.shares(hard, logits * 1e4, places, lengths, 0.8).square().sum().backward()
@@ -114,20 +114,20 @@ class TestHistograms:
 
 
 class TestLinear:
-    def test_lookups_are_those_of_summed_outer_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_lookups_equal_summed_outer_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(linear, "EVENTS_PER_CHUNK", 4)
         added, queries = torch.randn(2, 11, 3), torch.randn(2, 11, 3)
         states = torch.einsum("sli,slj->slij", added, added).cumsum(1)
         expected = torch.einsum("slij,slj->sli", states, queries)
         torch.testing.assert_close(linear.prefix_lookups(added, queries), expected, rtol=1e-4, atol=1e-5)
 
-    def test_gradients_are_right(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gradients_are_correct(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(linear, "EVENTS_PER_CHUNK", 3)
         given = [torch.randn(2, 7, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
         assert gradcheck(linear.prefix_lookups, given)
 
     @pytest.mark.parametrize("gated", [False, True])
-    def test_the_way_back_keeps_no_states(self, gated: bool) -> None:
+    def test_the_backward_pass_stores_no_states(self, gated: bool) -> None:
         mechanism, length, memory = Linear(8, 6, gated), 200, 6
         kept: list[int] = []
 
@@ -139,7 +139,7 @@ class TestLinear:
             mechanism(events(torch.randn(1, length, 8, requires_grad=True)))
         assert max(kept) < length * memory * memory / 2
 
-    def test_a_gate_lets_features_through_in_part(self) -> None:
+    def test_a_gate_scales_features(self) -> None:
         mechanism, hidden = Linear(4, 3, gated=True), torch.randn(2, 4)
         assert mechanism.gate is not None
         projected = mechanism.hidden(hidden)
@@ -148,7 +148,7 @@ class TestLinear:
 
 
 @torch.inference_mode()
-def test_interests_are_averages_of_events_that_are_attended_to() -> None:
+def test_interests_are_averages_of_attended_events() -> None:
     torch.manual_seed(0)
     mechanism, hidden = Interests(6, 3), torch.randn(1, 9, 6)
     found = mechanism(events(hidden))
@@ -161,7 +161,7 @@ def test_interests_are_averages_of_events_that_are_attended_to() -> None:
 
 
 @torch.inference_mode()
-def test_decoupled_positions_add_what_stood_at_attended_places() -> None:
+def test_decoupled_positions_add_embeddings_of_attended_positions() -> None:
     torch.manual_seed(0)
     mechanism, hidden = Interests(6, 3, window=9), torch.randn(1, 7, 6)
     assert mechanism.places is not None
@@ -184,7 +184,7 @@ def test_softmax_attends_to_all_events_so_far() -> None:
 
 
 class TestQuantiser:
-    def test_each_codebook_encodes_what_is_left_over(self) -> None:
+    def test_each_codebook_encodes_the_residual(self) -> None:
         torch.manual_seed(0)
         made, vectors = Quantiser(5, 3, 4), torch.randn(10, 5)
         encoded = made(vectors)
@@ -195,12 +195,12 @@ class TestQuantiser:
             left = left - made.codebooks[book][likeness.argmax(-1)]
         torch.testing.assert_close(encoded.vectors, vectors - left)
 
-    def test_ties_are_won_by_the_first_and_rows_stay_one_hot(self) -> None:
+    def test_ties_go_to_the_first_codeword_and_rows_stay_one_hot(self) -> None:
         shares = torch.tensor([[0.25, 0.25, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1]])
         one_hot = StraightThrough.apply(shares)  # type: ignore[no-untyped-call]
         assert one_hot.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
 
-    def test_gradients_pass_straight_through(self) -> None:
+    def test_gradients_use_the_straight_through_estimator(self) -> None:
         """As if the codes were the shares that they were chosen by, everywhere after the choice."""
         torch.manual_seed(0)
         made = Quantiser(5, 1, 4).double()
@@ -211,12 +211,12 @@ class TestQuantiser:
         (share @ made.codebooks[0].detach()).backward(wanted)
         torch.testing.assert_close(vectors.grad, own.grad)
 
-    def test_soft_codes_are_shares(self) -> None:
+    def test_soft_codes_sum_to_one(self) -> None:
         codes = Quantiser(5, 3, 4, soft=True)(torch.randn(10, 5)).codes
         assert (codes > 0).all()
         torch.testing.assert_close(codes.sum(-1), torch.ones(10, 3))
 
-    def test_frozen_codes_decode_to_what_they_were_encoded_to(self) -> None:
+    def test_frozen_codes_decode_to_their_vectors(self) -> None:
         made = Quantiser(5, 3, 4)
         encoded = made(torch.randn(10, 5))
         decoded = made.decode(encoded.codes.argmax(-1).byte())

@@ -1,4 +1,4 @@
-"""Batches that another thread makes ahead, and a training with them in bfloat16, as on a GPU."""
+"""Prefetching of batches in a thread, and a training with it in bfloat16 as on a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from model.training.trainer import Trainer
 Make = Callable[..., Any]
 
 
-def test_the_same_batches_come_in_the_same_order_from_another_thread() -> None:
+def test_prefetched_batches_are_the_same_in_order() -> None:
     makers = set()
 
     def prepared(batch: int) -> int:
@@ -33,7 +33,7 @@ def test_the_same_batches_come_in_the_same_order_from_another_thread() -> None:
     assert list(made_ahead(iter(()), prepared)) == []
 
 
-def test_no_more_than_a_few_are_made_before_they_are_wanted() -> None:
+def test_prefetching_is_bounded() -> None:
     made = []
     enough = threading.Event()
 
@@ -52,7 +52,7 @@ def test_no_more_than_a_few_are_made_before_they_are_wanted() -> None:
     assert len(made) <= AHEAD + 1
 
 
-def test_an_error_reaches_who_iterates() -> None:
+def test_an_error_reaches_the_consumer() -> None:
     def batches() -> Iterator[int]:
         yield 1
         raise OSError("the disk is gone")
@@ -63,7 +63,7 @@ def test_an_error_reaches_who_iterates() -> None:
         next(wanted)
 
 
-def test_a_training_with_batches_made_ahead_in_bfloat16_learns_the_same(
+def test_training_with_prefetching_in_bfloat16_learns_the_same(
     shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parts of a training on a GPU that a CPU has, too."""

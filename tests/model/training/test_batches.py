@@ -1,4 +1,4 @@
-"""The batches of an epoch: every position once, or each user's newest and another stretch of the others."""
+"""Batches of an epoch: every position once, or each user's newest and a rotating stretch of the others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestBatches:
         assert found == self.expected(histories, codes)
         assert found.total() == histories.positions
 
-    def test_the_seed_decides_the_order(self) -> None:
+    def test_the_seed_determines_the_order(self) -> None:
         codes = np.zeros((self.ITEMS, 2), np.uint8)
         orders = [
             torch.cat(
@@ -70,7 +70,7 @@ class TestBatches:
         assert sorted(orders[0]) == sorted(orders[2])
 
     @pytest.mark.parametrize("processes", [2, 3, 40])
-    def test_processes_have_each_position_of_a_batch_once_and_each_user_in_one(
+    def test_processes_partition_positions_and_users_of_a_batch(
         self, monkeypatch: pytest.MonkeyPatch, processes: int
     ) -> None:
         monkeypatch.setattr(positions, "POOL_POSITIONS", 30)
@@ -85,7 +85,7 @@ class TestBatches:
                 assert torch.equal(torch.cat(found)[rows.argsort()], expected)
 
     @pytest.mark.parametrize("most", [2, 3, 6, 50])
-    def test_a_bounded_epoch_has_the_newest_positions_and_a_stretch_that_changes(self, most: int) -> None:
+    def test_a_bounded_epoch_has_the_newest_positions_and_a_rotating_stretch(self, most: int) -> None:
         starts = np.array([0, 1, 3, 12, 40])
         draws = [Bound(most).keeps(starts, np.random.default_rng(seed)) for seed in range(400)]
         found = [each for each in draws if each is not None]
@@ -101,7 +101,7 @@ class TestBatches:
                 assert (np.abs(np.diff(earlier.astype(int), axis=1)).sum(axis=1) <= 2).all(), "in one stretch"
 
     @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-    def test_the_share_of_an_epoch_lowers_the_bound_as_far_as_it_has_to(self, share: float) -> None:
+    def test_the_share_of_an_epoch_lowers_the_bound(self, share: float) -> None:
         histories = self.histories()
         bound = Bound.of(histories, TrainConfig(epoch_share=share))
         assert bound.most is not None

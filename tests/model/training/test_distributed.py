@@ -1,4 +1,4 @@
-"""Several processes train what one trains, end together, and go on with another number of them."""
+"""Distributed training: the same result as one process, a common end, and resuming with another number."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def assert_same(one: Artifact, other: Artifact) -> None:
     np.testing.assert_allclose(model_scorer(one)(histories), model_scorer(other)(histories), atol=0.02)
 
 
-def test_another_number_of_processes_goes_on_and_comes_to_the_same(
+def test_resuming_with_another_number_of_processes_gives_the_same_model(
     shop: Path, config: Config, alone: Artifact, silent: Make, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -97,14 +97,14 @@ def test_another_number_of_processes_goes_on_and_comes_to_the_same(
     assert {path.name for path in (tmp_path / "model").iterdir()} == {*model_directory.FILES, model_directory.MANIFEST}
 
 
-def test_four_processes_whose_memory_is_limited_come_to_the_same(shop: Path, alone: Artifact, tmp_path: Path) -> None:
+def test_four_processes_with_limited_memory_give_the_same_model(shop: Path, alone: Artifact, tmp_path: Path) -> None:
     done = run_together(4, shop, tmp_path / "model", "", 2 << 30)
     made = model_directory.load(tmp_path / "model")
     assert [(status, printed.split()) for status, printed, _ in done] == 4 * [(0, [made.tag])], done
     assert_same(made, alone)
 
 
-def test_processes_that_compute_in_bfloat16_come_to_nearly_the_same(
+def test_bfloat16_processes_give_nearly_the_same_model(
     shop: Path, config: Config, silent: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "matmul_dtype", lambda _: torch.bfloat16)
@@ -117,7 +117,7 @@ def test_processes_that_compute_in_bfloat16_come_to_nearly_the_same(
     np.testing.assert_allclose(found, expected, rtol=0.02)
 
 
-def test_a_killed_process_ends_the_others_and_the_next_start_goes_on(
+def test_a_killed_process_ends_the_others_and_training_resumes(
     shop: Path, config: Config, alone: Artifact, silent: Make, tmp_path: Path
 ) -> None:
     (first, second) = run_together(2, shop, tmp_path / "model", 0)
@@ -149,7 +149,7 @@ time.sleep(120)
 """
 
 
-def test_a_process_ends_when_its_torchrun_is_killed() -> None:
+def test_processes_end_when_torchrun_is_killed() -> None:
     shell = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, JOIN_AND_STAY]  # in the place of torchrun
     with subprocess.Popen(shell, env=os.environ | given(1)[0], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -158,7 +158,7 @@ def test_a_process_ends_when_its_torchrun_is_killed() -> None:
         assert parent.stdout.read() == f"{ENDED}\n"  # at whose end the process has ended, too
 
 
-def test_a_command_says_why_it_ends_even_while_it_imports_torch(tmp_path: Path) -> None:
+def test_a_failure_is_reported_even_while_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(SLOW_TORCH)
     environment = os.environ | given(1)[0] | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     arguments = ["train", "--data", str(tmp_path), "--out", str(tmp_path / "model")]
@@ -173,5 +173,5 @@ def test_a_command_says_why_it_ends_even_while_it_imports_torch(tmp_path: Path) 
     assert (process.returncode, printed) == (1, f"lisarec: {ENDED}\n")
 
 
-def test_what_torchrun_has_not_started_is_alone() -> None:
+def test_without_torchrun_there_is_one_process() -> None:
     assert Processes.joined() == Processes(0, 1)

@@ -1,4 +1,4 @@
-"""Ranks with a lift, and its choice, against scores lifted one by one."""
+"""Ranks with a lift, and the choice of its strength and decay, against explicitly lifted scores."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def lifted_scores(plain: list[float], newest: list[int], followers: Followers, l
     count=st.sampled_from([0, 3, 8]),
     newest_items=st.sampled_from([1, 5, 24]),
 )
-def test_ranks_are_those_of_scores_lifted_one_by_one(
+def test_ranks_equal_those_of_lifted_scores(
     seen_rule: SeenRule, seed: int, levels: int, count: int, newest_items: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -106,34 +106,34 @@ class TestChoice:
         histories, config = packed([[0, 1, 2], [1, 2, 3]]), Config(training=TrainConfig(**training))
         return LiftChooser(histories, ITEMS, config).choose(Scripted(users, shares)).lift
 
-    def test_the_usual_decay_stays_where_another_may_be_better_by_chance(self) -> None:
+    def test_keeps_the_default_decay_unless_another_is_significantly_better(self) -> None:
         assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.301}) == self.USUAL
         assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.3}) == self.USUAL
 
-    def test_one_that_is_surely_better_is_taken(self) -> None:
+    def test_takes_a_significantly_better_decay(self) -> None:
         assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.35}) == self.SLOWER
         assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.35, self.SLOWER._replace(decay=0.2): 0.4}).decay == 0.2
 
-    def test_few_events_choose_the_strength_alone(self) -> None:
+    def test_chooses_only_the_strength_with_few_events(self) -> None:
         assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.9}, users=400) == self.USUAL
 
-    def test_a_given_strength_is_kept_with_its_decay(self) -> None:
+    def test_keeps_a_given_strength_and_decay(self) -> None:
         shares = {self.USUAL: 0.3, self.SLOWER: 0.9}
         assert self.chosen(shares, lift_strength=0.5) == self.USUAL._replace(strength=0.5)
 
     @pytest.mark.parametrize("strength", LIFT_STRENGTHS)
     @pytest.mark.parametrize("decay", LIFT_DECAYS)
-    def test_the_strength_is_that_of_the_highest_quality(self, strength: float, decay: float) -> None:
+    def test_takes_the_strength_of_the_highest_quality(self, strength: float, decay: float) -> None:
         liked = self.USUAL._replace(strength=strength, decay=decay)
         assert self.chosen({liked: 0.3}) == liked
 
     @pytest.mark.parametrize("decay", LIFT_DECAYS)
-    def test_items_lift_until_little_is_left_or_a_state_knows_no_more(self, decay: float) -> None:
+    def test_limits_lifting_items_by_decay_or_ring_size(self, decay: float) -> None:
         count = lifting_items(decay)
         assert math.exp(-decay * count) < 0.035 or count == ITEM_RING
 
 
-def test_a_model_is_saved_with_the_decay_that_validation_chose(
+def test_a_model_is_saved_with_the_decay_chosen_on_validation(
     monkeypatch: pytest.MonkeyPatch,
     shop: Path,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""The losses against plain log-probabilities and against each other."""
+"""The losses against plain log-probabilities and each other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestLosses:
         ]
         assert float(loss) == pytest.approx(np.mean(expected), rel=1e-5)
 
-    def test_with_all_items_as_negatives_the_sampled_loss_is_the_full_one(self, model: LisaMini) -> None:
+    def test_the_sampled_loss_with_all_negatives_equals_the_full_one(self, model: LisaMini) -> None:
         queries, targets = torch.randn(300, 8, requires_grad=True), torch.randint(self.ITEMS, (300,))
         gradients = []
         for loss in (

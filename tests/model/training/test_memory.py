@@ -1,4 +1,4 @@
-"""Trainings whose memory is limited: they count and learn what others do, and refuse what they cannot hold."""
+"""Memory-limited trainings: the same counts and models, and refusal of too little memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _process_that_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     piece=st.sampled_from([1, 2, 5, 16]),
 )
 @settings(max_examples=10)
-def test_pairs_are_counted_the_same_by_blocks_of_items(
+def test_counting_pairs_by_blocks_gives_the_same_counts(
     tmp_path_factory: pytest.TempPathFactory, histories: list[list[int]], piece: int
 ) -> None:
     events = packed(histories)
@@ -53,7 +53,7 @@ def test_pairs_are_counted_the_same_by_blocks_of_items(
 
 
 @pytest.mark.parametrize("stored_at_once", [1, 5_000, pair_counts.STORED_AT_ONCE])
-def test_many_pairs_are_counted_to_the_same_bit(
+def test_counting_many_pairs_is_bit_identical(
     tmp_path: Path, stored_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pair_counts, "STORED_AT_ONCE", stored_at_once)
@@ -67,7 +67,7 @@ def test_many_pairs_are_counted_to_the_same_bit(
     np.testing.assert_array_equal(whole.item_vectors(16, seed=0), by_blocks.item_vectors(16, seed=0))
 
 
-def test_an_item_of_most_events_is_counted_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dominant_item_is_counted_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up = []
     whole_look_up = pair_counts.ItemIndex.look_up
 
@@ -87,7 +87,7 @@ def test_an_item_of_most_events_is_counted_in_parts(tmp_path: Path, monkeypatch:
     assert max(looked_up) <= 20
 
 
-def test_a_limited_training_makes_the_same_model(
+def test_a_memory_limit_gives_the_same_model(
     shop: Path, trained: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "BYTES_PER_EVENT", 1 * MIB)  # so that the shop has a dozen pieces
@@ -105,7 +105,7 @@ def test_a_limited_training_makes_the_same_model(
     assert {path.name for path in out.iterdir()} == {path.name for path in trained.iterdir()}
 
 
-def test_too_little_memory_is_refused_with_what_is_needed(
+def test_too_little_memory_is_refused_with_the_required_amount(
     shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train_with(size: int) -> None:
@@ -134,7 +134,7 @@ def test_too_little_memory_is_refused_with_what_is_needed(
     piece=st.sampled_from([1, 3, 10]),
 )
 @settings(max_examples=25)
-def test_purchases_tell_the_same_in_pieces(
+def test_statistics_of_purchases_in_chunks_are_the_same(
     tmp_path_factory: pytest.TempPathFactory, write_rows: Make, rows: list[Any], piece: int
 ) -> None:
     directory = write_rows(tmp_path_factory.mktemp("bought"), rows, "user_id item_id timestamp type order_id")

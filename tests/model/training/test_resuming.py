@@ -1,4 +1,4 @@
-"""Trainings are reproducible, resume after an interruption, and refuse what would mix two of them."""
+"""Trainings are reproducible, resumable, and refuse to mix two of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same_files(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-def test_the_same_seed_reproduces_every_bit_and_another_does_not(
+def test_the_same_seed_is_bit_identical_and_another_differs(
     shop: Path, trained: Path, tmp_path: Path, tiny_config: Make, silent: Make
 ) -> None:
     again = train.train(shop, tmp_path / "again", tiny_config(), progress=silent())
@@ -98,7 +98,7 @@ class TestResuming:
         [{"seed": 9}, {"epochs": 5}, {"learning_rate": 0.02}, {"dropout": 0.5}, {"train_on": "validation"}],
         ids=str,
     )
-    def test_other_options_are_refused(
+    def test_different_options_are_refused(
         self, shop: Path, config: Config, interrupted: Path, silent: Make, options: dict[str, Any]
     ) -> None:
         parts = {
@@ -110,7 +110,7 @@ class TestResuming:
         with pytest.raises(TrainError, match="trained with other options; use the same options to resume"):
             train.train(shop, interrupted, config.model_copy(update=parts), resume=True, progress=silent())
 
-    def test_what_earlier_versions_did_not_write_is_no_difference(
+    def test_options_missing_in_earlier_versions_are_no_difference(
         self, shop: Path, config: Config, silent: Make, tmp_path: Path
     ) -> None:
         temporal = config.model_copy(update={"data": config.data.model_copy(update={"split": "temporal"})})
@@ -126,14 +126,14 @@ class TestResuming:
         resumed = train.train(shop, out, temporal, resume=True, progress=silent())
         assert resumed.config.data.cutoff_us is not None
 
-    def test_another_table_is_refused(
+    def test_a_different_table_is_refused(
         self, config: Config, interrupted: Path, silent: Make, tmp_path: Path, write_rows: Make, rows: list[Any]
     ) -> None:
         other = write_rows(tmp_path / "other", [*rows, ("u1", "i1", 99_999_999)])
         with pytest.raises(TrainError, match="trained on other events; resume with the events it began with"):
             train.train(other, interrupted, config, resume=True, progress=silent())
 
-    def test_an_unfinished_training_is_not_begun_anew(
+    def test_an_unfinished_training_is_not_restarted(
         self, shop: Path, config: Config, interrupted: Path, silent: Make
     ) -> None:
         before = [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES]
@@ -161,14 +161,14 @@ class TestRefusals:
             train.train(shop, trained, tiny_config(), progress=silent())
         assert (trained / model_directory.MANIFEST).read_bytes() == before
 
-    def test_a_gpu_that_is_not_there(
+    def test_a_missing_gpu(
         self, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         with pytest.raises(TrainError, match="torch finds no GPU; use --device cpu"):
             train.train(shop, tmp_path / "model", tiny_config(), resources=Resources("cuda"), progress=silent())
 
-    def test_data_that_teaches_nothing(self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> None:
+    def test_uninformative_data(self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> None:
         lonely = write_rows(tmp_path / "data", [("u", "a", 1), ("v", "b", 2)])
         with pytest.raises(DataError, match="nothing to learn; add more events"):
             train.train(lonely, tmp_path / "model", tiny_config(), progress=silent())

@@ -1,4 +1,4 @@
-"""What a training takes of its machine: numpy computes with as many threads as PyTorch, and not only Linux tells."""
+"""Threads and memory of a training: numpy uses as many threads as PyTorch, on all platforms."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_item_vectors_do_not_depend_on_the_number_of_cores() -> None:
     assert vectors_where_numpy_began_with(1) == vectors_where_numpy_began_with(2)
 
 
-def test_cores_are_counted_where_processes_are_not_bound_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_counted_without_cpu_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     assert cores_in_use() == f"{torch.get_num_threads()} of {os.cpu_count()} cores"
 
 
-def test_memory_is_told_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_is_reported_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     current = memory.resident_bytes()
     monkeypatch.setattr(memory, "STATM", tmp_path / "statm")  # as on macOS
     assert current / 2 < memory.resident_bytes() * 1024  # what macOS tells in bytes, Linux tells in KiB

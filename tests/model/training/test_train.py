@@ -1,4 +1,4 @@
-"""Training: every position once, only from training events, until validation stops improving; and it learns."""
+"""Training: every position once, only training events, early stopping on validation, and learning."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def popularity_hit_rate(directory: Path) -> float:
 
 
 @pytest.mark.parametrize("full_softmax_items", [1_000_000, 1], ids=["full softmax", "sampled softmax"])
-def test_it_learns_what_comes_next(
+def test_training_learns_the_next_item(
     shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, full_softmax_items: int
 ) -> None:
     config = tiny_config(epochs=8, full_softmax_items=full_softmax_items, sampled_negatives=20)
@@ -90,7 +90,7 @@ def test_a_batch_scores_only_the_items_it_needs(
 
 
 @pytest.mark.parametrize("liked", LIFT_STRENGTHS)
-def test_followers_gain_what_validation_likes_best(
+def test_the_lift_strength_is_chosen_on_validation(
     monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, liked: float
 ) -> None:
     interactions = read_interactions(shop)
@@ -108,7 +108,9 @@ def test_followers_gain_what_validation_likes_best(
 
 
 @pytest.mark.parametrize("given", [0.0, 4.5])
-def test_a_given_strength_is_kept(shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, given: float) -> None:
+def test_a_given_lift_strength_is_kept(
+    shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, given: float
+) -> None:
     interactions = read_interactions(shop)
     parts = split(interactions, "loo")
     unit = trainer_on(interactions, parts, tiny_config(epochs=1), tmp_path).model.lift / DEFAULT_LIFT_STRENGTH
@@ -119,7 +121,7 @@ def test_a_given_strength_is_kept(shop: Path, tmp_path: Path, tiny_config: Make,
     assert list(trainer.chosen.ndcg_at_10_by_strength) == [given]
 
 
-def test_followers_gain_the_usual_where_nothing_is_held_out(
+def test_the_default_lift_is_used_without_validation(
     shop: Path, tmp_path: Path, tiny_config: Make, silent: Make
 ) -> None:
     interactions = read_interactions(shop)
@@ -185,7 +187,7 @@ class TestEarlyStopping:
         monkeypatch.setattr(trainer, "validate", lambda *_: Validation(next(results), 0.0))
         return trainer, weights_by_epoch(trainer)
 
-    def test_it_stops_when_patience_ends_and_keeps_the_best_epoch(
+    def test_stops_after_patience_and_keeps_the_best_epoch(
         self, monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make
     ) -> None:
         script = [0.1, 0.5, 0.3, 0.4, 0.9, 0.9]
@@ -194,7 +196,7 @@ class TestEarlyStopping:
         assert ends_with(trainer.model, weights[1])
         assert not trainer.model.training
 
-    def test_a_better_epoch_renews_the_patience(
+    def test_resets_patience_after_a_better_epoch(
         self, monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make
     ) -> None:
         script = [0.1, 0.5, 0.3, 0.6, 0.2]
@@ -202,7 +204,7 @@ class TestEarlyStopping:
         assert len(trainer.reports) == 5
         assert ends_with(trainer.model, weights[3])
 
-    def test_the_saved_model_has_the_validation_ndcg_of_its_best_epoch(
+    def test_saves_the_model_of_the_best_validation_ndcg(
         self, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make
     ) -> None:
         config = tiny_config(epochs=6, learning_rate=0.1, patience=2)
@@ -218,7 +220,7 @@ class TestEarlyStopping:
         assert by_strength[str(made.metrics["lift"]["strength"])] == max(reported)
         assert found["ndcg_at_10"] == pytest.approx(max(reported), abs=1e-6)
 
-    def test_an_epoch_is_judged_by_the_model_that_would_be_served(
+    def test_evaluates_the_model_that_would_be_served(
         self, shop: Path, tmp_path: Path, tiny_config: Make, in_memory: Make
     ) -> None:
         """Which an engine ranks by, at each strength of the lift."""
@@ -241,7 +243,7 @@ class TestEarlyStopping:
             assert (report.ndcg_at_10, report.hr_at_10) == pytest.approx(judged[:2], abs=1e-6)
             assert report.ndcg_at_10 == pytest.approx(max(each[0] for each in found), abs=1e-6)
 
-    def test_a_table_that_is_learned_by_heart_ends_its_training_early(
+    def test_ends_early_on_a_memorised_table(
         self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make
     ) -> None:
         """Nothing is to be learned from what is drawn at random but how popular the items are."""
@@ -275,7 +277,7 @@ def changed_rows(rows: list[Any], held_out: int) -> list[Any]:
     return changed
 
 
-class TestHonesty:
+class TestNoLeakage:
     """Held-out events never reach the weights. The item order is the file's, which the first customer fixes."""
 
     @pytest.fixture
@@ -304,7 +306,7 @@ class TestHonesty:
         made = [weights(changed, train_on) for changed in (0, held_out)]
         assert same_weights(*made) == (not leaves_a_trace)
 
-    def test_validation_events_change_no_more_than_the_strength_of_the_lift(self, weights: Make) -> None:
+    def test_validation_events_change_only_the_lift_strength(self, weights: Make) -> None:
         made = [weights(changed, "train") for changed in (0, 2)]
         for without_lift in made:
             del without_lift["lift"]
@@ -319,7 +321,7 @@ class TestHonesty:
         assert loaded.items.counts.tolist() == [expected[item_id] for item_id in loaded.items.ids]
 
 
-def test_the_model_says_what_it_was_trained_on(shop: Path, trained: Path) -> None:
+def test_the_model_records_its_training_data(shop: Path, trained: Path) -> None:
     interactions, loaded = read_interactions(shop), model_directory.load(trained)
     assert loaded.config.data == DataCard(
         sha256=interactions.sha256,
@@ -333,7 +335,7 @@ def test_the_model_says_what_it_was_trained_on(shop: Path, trained: Path) -> Non
     assert loaded.items.categories[rows[2]] == ("shelf-1", "all")
 
 
-def test_where_nobody_returns_to_an_item_seen_ones_leave_the_ranking(
+def test_seen_items_are_excluded_without_repeat_consumption(
     tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make
 ) -> None:
     rng = np.random.default_rng(0)
@@ -343,7 +345,7 @@ def test_where_nobody_returns_to_an_item_seen_ones_leave_the_ranking(
     assert list(made.items.titles) == [""] * 12
 
 
-def test_events_of_weight_zero_teach_nothing(
+def test_events_of_weight_zero_do_not_affect_training(
     tmp_path: Path, rows: list[Any], write_rows: Make, tiny_config: Make, silent: Make
 ) -> None:
     columns = "user_id item_id timestamp type"
@@ -355,7 +357,7 @@ def test_events_of_weight_zero_teach_nothing(
     assert same_weights(*(weights_of(tmp_path / name / "model") for name in ("plain", "with dislikes")))
 
 
-def test_retired_settings_of_an_earlier_version_are_left_out_and_others_refused() -> None:
+def test_retired_settings_are_ignored_and_unknown_ones_refused() -> None:
     earlier = {"seed": 3, "lift_choice": "table", "regularisation": "by-density"}
     assert TrainConfig.model_validate(earlier) == TrainConfig(seed=3)
     with pytest.raises(ValidationError, match="unheard_of"):

@@ -1,4 +1,4 @@
-"""Trainings that go on from a model: what states count stays as it is, new items get codes, and it learns on."""
+"""Warm starts: states stay valid, new items get codes, and training continues."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_known_items_keep_their_rows_and_codes_and_states_keep_their_shape(befor
     assert (trained.warm_count, continued.warm_count) == (0, 1)
 
 
-def test_a_small_catalogue_gets_finer_target_codes_and_keeps_them(before: Artifact) -> None:
+def test_a_small_catalogue_gets_and_keeps_finer_target_codes(before: Artifact) -> None:
     shape, training = preset("lisa-mini")
     recipe = Config(model=shape, training=training)
     small, large = recipe.for_catalogue(FINE_ITEMS), recipe.for_catalogue(FINE_ITEMS + 1)
@@ -89,7 +89,7 @@ def test_a_small_catalogue_gets_finer_target_codes_and_keeps_them(before: Artifa
     assert continued.for_catalogue(1).model.target_codebooks == 5
 
 
-def test_new_items_stand_where_those_do_that_are_chosen_beside_them(before: Artifact, after: Artifact) -> None:
+def test_new_items_get_vectors_near_items_chosen_together(before: Artifact, after: Artifact) -> None:
     """The shop's customers walk along a ring: an item's neighbours are the numbers beside its own."""
     vectors = after.model.item_vectors().detach().numpy()
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -103,7 +103,7 @@ def test_new_items_stand_where_those_do_that_are_chosen_beside_them(before: Arti
     assert np.mean(near) > np.mean(far)
 
 
-def test_one_short_epoch_learns_more_than_one_from_nothing(
+def test_one_short_epoch_beats_one_from_scratch(
     after: Artifact, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
 ) -> None:
     assert len(after.metrics["epochs"]) == 1
@@ -134,7 +134,7 @@ def test_a_model_of_another_kind_is_refused(
 
 
 @pytest.mark.parametrize("data", [DataCard(train_on="all"), DataCard(split="temporal")])
-def test_a_model_that_continues_from_one_which_knows_the_test_events_is_not_evaluated(
+def test_evaluation_refuses_a_base_model_that_knows_test_events(
     data: DataCard, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
 ) -> None:
     config = tiny_config(epochs=1)
@@ -155,7 +155,7 @@ def purchases(users: int, begin: int, end: int, count: int) -> list[tuple[str, s
 
 
 @pytest.mark.parametrize("split", ["loo", "temporal"])
-def test_a_warm_model_is_not_evaluated_where_earlier_events_were_added(
+def test_evaluation_refuses_tables_with_added_earlier_events(
     split: SplitName, tiny_config: Make, write_rows: Make, silent: Make, tmp_path: Path
 ) -> None:
     config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split=split)})
@@ -167,7 +167,7 @@ def test_a_warm_model_is_not_evaluated_where_earlier_events_were_added(
         evaluate.evaluate([model], filled)
 
 
-def test_a_warm_model_is_evaluated_on_its_own_table_and_on_one_that_gained_later_events(
+def test_evaluation_accepts_its_table_and_later_events(
     tiny_config: Make, write_rows: Make, silent: Make, tmp_path: Path
 ) -> None:
     config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split="temporal")})
@@ -182,7 +182,7 @@ def test_a_warm_model_is_evaluated_on_its_own_table_and_on_one_that_gained_later
 
 
 @pytest.mark.parametrize("train_on", ["train", "validation"])
-def test_a_warm_model_is_not_evaluated_if_its_lift_was_chosen_on_events_that_it_knew(
+def test_evaluation_refuses_a_lift_chosen_on_known_events(
     train_on: TrainOn, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
 ) -> None:
     config = tiny_config(epochs=1)
@@ -196,7 +196,7 @@ def test_a_warm_model_is_not_evaluated_if_its_lift_was_chosen_on_events_that_it_
             evaluate.evaluate([model], shop)
 
 
-def test_a_catalogue_without_a_known_item_is_refused(
+def test_a_catalogue_without_known_items_is_refused(
     before: Artifact, tiny_config: Make, write_rows: Make, silent: Make, tmp_path: Path
 ) -> None:
     rows = [(f"u{user}", f"other{(user + step) % 7}", step) for user in range(20) for step in range(5)]
@@ -207,7 +207,7 @@ def test_a_catalogue_without_a_known_item_is_refused(
     assert not model_directory.exists(tmp_path / "model")
 
 
-def test_new_items_get_codes_where_hardly_any_user_knows_another_item(
+def test_new_items_get_codes_with_few_cooccurrences(
     before: Artifact, tiny_config: Make, write_rows: Make, silent: Make, tmp_path: Path
 ) -> None:
     users = 20 * SAMPLED_QUERIES
@@ -218,7 +218,7 @@ def test_new_items_get_codes_where_hardly_any_user_knows_another_item(
     assert {f"other{number}" for number in range(7)} < set(model.items.ids)
 
 
-def test_an_interrupted_warm_training_is_resumed_and_not_mixed_with_another(
+def test_an_interrupted_warm_training_resumes_only_itself(
     before: Artifact, after: Artifact, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
 ) -> None:
     config = tiny_config(epochs=2)
