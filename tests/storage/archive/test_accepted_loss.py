@@ -1,4 +1,4 @@
-"""A loss is accepted while services are at work, on a store that others have written to meanwhile."""
+"""Accepting a data loss while services run, on a store that others have written to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.waiting import PATIENCE_S
 
 class TestAcceptedLoss:
     @pytest.mark.parametrize("more", [1, 5], ids=["fewer than archived", "more than archived"])
-    def test_what_others_logged_under_the_numbers_of_archived_entries_comes_behind_them(
+    def test_entries_logged_under_archived_numbers_move_behind_the_archive(
         self, any_server: RedisServer, tmp_path: Path, more: int
     ) -> None:
         directory, newcomers = tmp_path / "archive", [f"newcomer-{number}" for number in range(10)]
@@ -71,9 +71,7 @@ class TestAcceptedLoss:
 
         asyncio.run(law())
 
-    async def test_an_erasure_afterwards_erases_the_merged_visitors_too(
-        self, any_server: RedisServer, tmp_path: Path
-    ) -> None:
+    async def test_a_later_erasure_includes_merged_visitors(self, any_server: RedisServer, tmp_path: Path) -> None:
         """Through a chain of merges, and before anything else reads the visitors."""
         chain = ("visitor", "customer", "account")
         async with opened(any_server, tmp_path) as store:
@@ -92,7 +90,7 @@ class TestAcceptedLoss:
                 assert await store.events("main", user_id) == []
         assert not list(tmp_path.rglob("*.parquet"))
 
-    async def test_a_repair_leaves_no_id_of_a_visitor_who_is_erased_meanwhile(
+    async def test_a_repair_leaves_no_id_of_a_visitor_erased_during_it(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with opened(any_server, tmp_path) as store, opened(any_server, tmp_path) as command:
@@ -106,7 +104,7 @@ class TestAcceptedLoss:
             await command.repair()
             assert not list(any_server.client.scan_iter("*:aliases:*"))
 
-    def test_services_write_nothing_before_all_heads_are_made_again(
+    def test_services_write_nothing_before_all_heads_are_rebuilt(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         directory = tmp_path / "archive"
@@ -174,7 +172,7 @@ class TestAcceptedLoss:
             await assert_state_is_fold_of_log(store, user_id)
 
     @pytest.mark.parametrize("mark", [SET_ASIDE.sha, REPAIR.sha], ids=["set aside", "repair"])
-    async def test_what_others_log_meanwhile_is_logged_behind_the_archived_entries(
+    async def test_entries_logged_during_the_repair_follow_the_archive(
         self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
     ) -> None:
         """The command is called once, though a service without the archive goes on with the numbers in the meantime."""
@@ -196,7 +194,7 @@ class TestAcceptedLoss:
     @pytest.mark.parametrize(
         "mark", [SET_ASIDE.sha, "XADD", "HDEL", APPEND.sha], ids=["set aside", "xadd", "accept", "append"]
     )
-    async def test_a_command_that_dies_loses_nothing_of_it(
+    async def test_a_killed_command_loses_nothing(
         self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
     ) -> None:
         directory = tmp_path / "archive"

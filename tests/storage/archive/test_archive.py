@@ -1,4 +1,4 @@
-"""The archive by itself: what is committed is there, each once; whoever dies while writing leaves no trace."""
+"""The archive by itself: committed events appear once, and killed writers leave no trace."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestContents:
     @given(st.lists(st.lists(entries | entries | entries | erasures, max_size=8), max_size=6), st.data())
     @settings(max_examples=25)
     @pytest.mark.slow
-    def test_every_committed_event_is_found_once_whatever_is_merged(
+    def test_committed_events_are_found_once_across_merges(
         self, batches: Sequence[Sequence[EventEntry | ErasureEntry]], data: st.DataObject
     ) -> None:
         oracle: Oracle = {}
@@ -114,7 +114,7 @@ class TestContents:
                 file.path for file in writer.manifest.files
             }
 
-    def test_a_file_is_sorted_by_user_and_says_so_to_who_skips(self, tmp_path: Path) -> None:
+    def test_files_are_sorted_by_user_for_skipping(self, tmp_path: Path) -> None:
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit([*some(1, 50, "b"), *some(51, 99, "a"), *some(100, 120, "b")], place(120))
         (path,) = files(tmp_path)
@@ -124,7 +124,7 @@ class TestContents:
         (hashes,) = files(tmp_path, ".npy")
         assert np.load(hashes, allow_pickle=False).shape == (2, 120 + 2)
 
-    def test_ids_that_share_half_a_hash_are_told_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ids_with_half_equal_hashes_are_distinct(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def half_equal(name: str) -> bytes:
             return (7).to_bytes(8, "little") + (hash(name) % 2**63).to_bytes(8, "little")
 
@@ -135,7 +135,7 @@ class TestContents:
         assert holds(archive, ("u", "e1"), ("u", "e9"), ("u", "e10"), ("v", "e1")) == [True, True, False, False]
 
     @pytest.mark.slow
-    def test_a_day_keeps_few_files_and_when_it_is_over_one(self, tmp_path: Path) -> None:
+    def test_a_day_has_few_files_and_one_when_it_is_over(self, tmp_path: Path) -> None:
         with ArchiveWriter.open(tmp_path) as writer:
             most = 0
             for seq in range(1, 101):
@@ -147,7 +147,7 @@ class TestContents:
             assert len(files(tmp_path)) == 1
         assert seqs(ArchiveReader(tmp_path)) == list(range(1, 101))
 
-    def test_days_older_than_wanted_are_dropped_whole(self, tmp_path: Path) -> None:
+    def test_days_beyond_the_retention_are_dropped(self, tmp_path: Path) -> None:
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit([*some(1, 5), *some(6, 9, day=1)], place(9))
             assert writer.drop_before("2023-11-15") == 5
@@ -205,9 +205,7 @@ class TestLargeFiles:
         assert {user_id: read(after, user_id) for user_id in users} == before | {users[0]: []}
         assert not holds(after, *((users[0], entry.record.entry_id) for entry in before[users[0]]))[0]
 
-    def test_a_file_that_is_large_enough_is_merged_no_more(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_large_files_are_not_merged_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("storage.archive.writer.MAX_FILE_ROWS", 50)
         with ArchiveWriter.open(tmp_path) as writer:
             for first, last in ((1, 100), (101, 120), (121, 140)):
@@ -217,7 +215,7 @@ class TestLargeFiles:
         assert seqs(ArchiveReader(tmp_path)) == list(range(1, 141))
 
     @pytest.mark.parametrize(("most_rows", "counted"), [(100, 120), (120, 120), (121, 320)])
-    def test_items_are_counted_in_the_newest_files(
+    def test_item_counts_use_the_newest_files(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int, counted: int
     ) -> None:
         monkeypatch.setattr("storage.archive.item_counts.MAX_ARCHIVED_ROWS", most_rows)
@@ -230,11 +228,9 @@ class TestLargeFiles:
         assert counts == Counter(f"item{n % 7}" for n in range(321 - counted, 321))
 
 
-class TestDying:
+class TestKilledWriters:
     @pytest.mark.slow
-    def test_whoever_dies_anywhere_has_committed_all_or_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_commit_all_or_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """At every single call that changes the disk, in a commit, a merge and a drop."""
         deaths = 0
         for number in range(200):
@@ -268,7 +264,7 @@ class TestDying:
                 break
         assert deaths > 30
 
-    def test_what_a_dead_writer_left_on_a_full_disk_makes_room_for_the_next_one(
+    def test_leave_files_that_the_next_writer_deletes_on_a_full_disk(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with ArchiveWriter.open(tmp_path) as writer:
@@ -286,7 +282,7 @@ class TestDying:
             writer.commit(some(6, 6), place(6))
         assert seqs(ArchiveReader(tmp_path)) == [1, 2, 3, 4, 5, 6]
 
-    def test_what_a_dead_writer_left_goes_and_the_shop_s_table_of_items_stays(self, tmp_path: Path) -> None:
+    def test_leave_temporary_files_that_the_next_writer_deletes(self, tmp_path: Path) -> None:
         """Beside all tenants' files, and beside those of one, where `lisarec train --data DIR/tenant=main` looks."""
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit(some(1, 5), place(5))
@@ -299,7 +295,7 @@ class TestDying:
             writer.compact(today=TODAY)
         assert (files(tmp_path, ".csv"), left.exists()) == (tables, False)
 
-    def test_only_one_process_writes(self, tmp_path: Path) -> None:
+    def test_exclude_other_writers(self, tmp_path: Path) -> None:
         with (
             ArchiveWriter.open(tmp_path),
             pytest.raises(StorageUnavailable, match="another process"),
@@ -311,7 +307,7 @@ class TestDying:
 
 
 class TestReading:
-    def test_who_reads_while_files_are_merged_misses_nothing(self, tmp_path: Path) -> None:
+    def test_readers_miss_nothing_during_a_merge(self, tmp_path: Path) -> None:
         archive = ArchiveReader(tmp_path)
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit(some(1, 3), place(3))
@@ -322,7 +318,7 @@ class TestReading:
                 first.entries("main", "u")
         assert seqs(archive) == [1, 2, 3, 4, 5, 6]
 
-    def test_an_archive_that_is_away_older_or_another_is_unavailable(self, tmp_path: Path) -> None:
+    def test_a_missing_older_or_different_archive_is_unavailable(self, tmp_path: Path) -> None:
         archive = ArchiveReader(tmp_path)
         with pytest.raises(StorageUnavailable, match="cannot be read"):
             read(archive)
@@ -335,7 +331,7 @@ class TestReading:
                 require(archive, *needed)
 
     @pytest.mark.parametrize("suffix", [".parquet", ".npy"])
-    def test_a_damaged_or_missing_file_is_an_error_and_no_answer(self, tmp_path: Path, suffix: str) -> None:
+    def test_a_damaged_or_missing_file_is_an_error(self, tmp_path: Path, suffix: str) -> None:
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit(some(1, 3), place(3))
         (path,) = files(tmp_path, suffix)
@@ -348,7 +344,7 @@ class TestReading:
 
     @pytest.mark.parametrize("day", ["2020-01-01", "2020-01-01/../../.."])
     @pytest.mark.parametrize("path", ["{}/a.parquet", "../a.parquet", "tenant=main/day={day}/../../../a.parquet"])
-    def test_a_list_names_no_file_outside_of_the_archive(self, tmp_path: Path, path: str, day: str) -> None:
+    def test_a_manifest_cannot_name_files_outside_the_archive(self, tmp_path: Path, path: str, day: str) -> None:
         """Otherwise whoever can write the list lets services read any file, and the archiver remove it."""
         outside, archive = tmp_path / "a.parquet", tmp_path / "archive"
         outside.write_bytes(b"of somebody else")
@@ -361,7 +357,7 @@ class TestReading:
             read(ArchiveReader(archive))
         assert outside.read_bytes() == b"of somebody else"
 
-    def test_a_list_of_another_version_is_refused(self, tmp_path: Path) -> None:
+    def test_a_manifest_of_another_version_is_refused(self, tmp_path: Path) -> None:
         earlier = r"earlier lisarec \(version [123].*backup.*restore.*another directory"
         for text, reason in (
             ('{"version": 5}', "version 5"),
@@ -378,7 +374,7 @@ class TestReading:
                 pass
 
 
-def test_a_snapshot_is_opened_while_another_thread_reads_hashes_for_the_one_before(tmp_path: Path) -> None:
+def test_a_snapshot_opens_while_another_thread_reads_the_previous_one(tmp_path: Path) -> None:
     before: dict[str, Hashes] = {str(number): np.zeros(0, np.uint64) for number in range(20_000)}
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""An archive at s3://: each event once, whoever is killed, whoever writes at the same time, and whatever is away."""
+"""An archive at s3://: each event once, despite kills, concurrent writers and outages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestWriters:
     @pytest.mark.usefixtures("patient")
-    def test_of_two_writers_the_earlier_one_commits_nothing_more(self, bucket: ObjectFolder) -> None:
+    def test_an_earlier_writer_is_fenced(self, bucket: ObjectFolder) -> None:
         def overtaken() -> None:
             with ArchiveWriter.open(bucket) as earlier:
                 earlier.commit(some(1, 3), place(3))
@@ -65,9 +65,7 @@ class TestWriters:
         assert seqs(archive) == [1, 2, 3, 4, 5, 6, 7]
 
     @pytest.mark.usefixtures("patient")
-    def test_readers_follow_merges_and_keep_no_copies_of_what_is_gone(
-        self, bucket: ObjectFolder, tmp_path: Path
-    ) -> None:
+    def test_readers_follow_merges_and_delete_stale_copies(self, bucket: ObjectFolder, tmp_path: Path) -> None:
         archive = ArchiveReader(bucket)
         with ArchiveWriter.open(bucket) as writer:
             for seq in range(1, 8):
@@ -78,7 +76,7 @@ class TestWriters:
         copies = [path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()]
         assert sorted(copies) == [".npy", ".parquet"]
 
-    def test_a_reader_goes_on_with_what_it_knows_while_the_store_is_away(
+    def test_readers_use_their_copies_during_an_outage(
         self, s3_server: S3Server, s3: Callable[[], str], tmp_path: Path
     ) -> None:
         url = s3()
@@ -99,19 +97,19 @@ class TestWriters:
 
 class TestArchiver:
     @pytest.mark.usefixtures("patient")
-    def test_whoever_dies_before_any_change_of_bucket_or_redis_leaves_both_right(
+    def test_a_kill_before_any_change_leaves_bucket_and_redis_consistent(
         self, any_server: RedisServer, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert_every_death_leaves_both_right(any_server, bucket, monkeypatch)
 
-    def test_archivers_killed_at_any_time_take_every_event_once(
+    def test_archivers_killed_at_any_time_archive_every_event_once(
         self, any_server: RedisServer, s3: Callable[[], str], tmp_path: Path
     ) -> None:
         """kill -9 at random moments, while events come in, are resent, and are read by a service."""
         url, rng = s3(), random.Random(7)
         kill_archivers(any_server, ObjectFolder(url, tmp_path / "cache"), url, [rng.uniform(0, 0.4) for _ in range(8)])
 
-    def test_while_the_store_is_away_events_are_taken_and_archived_afterwards(
+    def test_events_are_accepted_during_an_outage_and_archived_later(
         self, any_server: RedisServer, s3_server: S3Server, bucket: ObjectFolder
     ) -> None:
         old = uuid7(NOW_MS)

@@ -1,4 +1,4 @@
-"""While the archive cannot be read, only the events that it alone can decide are refused; a full disk can recover."""
+"""An unreadable archive: only events that need it are refused; and recovery from a full disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, 
 from tests.waiting import PATIENCE_S
 
 
-class TestTheArchiveIsAway:
+class TestUnavailableArchive:
     OLD, NEW = uuid7(NOW_MS), uuid7(NOW_MS + 60_000)
     LOGGED = (OLD, "arbitrary", *(uuid7(NOW_MS, number) for number in range(1, 25)))  # more than the ring of a state
 
@@ -46,7 +46,7 @@ class TestTheArchiveIsAway:
         return [click(self.OLD), click("arbitrary"), click("never sent before")]
 
     @pytest.mark.parametrize("how", ["none given", "gone", "another", "older", "too slow"])
-    def test_undecidable_events_are_refused_and_the_others_counted(
+    def test_only_events_that_need_the_archive_are_refused(
         self, archived: RedisServer, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         directory: Path | None = tmp_path
@@ -92,7 +92,7 @@ class TestTheArchiveIsAway:
 
         asyncio.run(healed())
 
-    def test_others_do_not_wait_for_the_archive(
+    def test_other_users_do_not_wait_for_the_archive(
         self, archived: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked, may_answer = threading.Event(), threading.Event()
@@ -116,7 +116,9 @@ class TestTheArchiveIsAway:
 
         asyncio.run(law())
 
-    def test_one_arbitrary_id_in_a_request_does_not_lose_the_rest(self, archived: RedisServer, tmp_path: Path) -> None:
+    def test_one_undecidable_id_does_not_refuse_the_rest_of_a_request(
+        self, archived: RedisServer, tmp_path: Path
+    ) -> None:
         async def law() -> None:
             events = [click(f"{n}", f"someone{n % 3}" if n % 4 else "u") for n in range(200)]
             async with opened(archived, tmp_path) as store:
@@ -127,7 +129,7 @@ class TestTheArchiveIsAway:
 
         asyncio.run(law())
 
-    def test_an_older_lisarec_cannot_be_started_over_trimmed_data(self, archived: RedisServer) -> None:
+    def test_earlier_versions_refuse_trimmed_data(self, archived: RedisServer) -> None:
         """Those with the layouts 1 to 3 knew of no archive."""
         layout = archived.client.hget("lisarec:meta", "layout")
         assert int(str(layout, "ascii")) == LAYOUT_VERSION > 3
@@ -143,10 +145,10 @@ def take_archive_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ArchiveReader, "read", fail)
 
 
-class TestAServiceStarts:
+class TestServiceStart:
     """Redis and the services have ended together; the archive does not answer the first that starts."""
 
-    def test_an_older_redis_is_known_as_soon_as_the_archive_answers(
+    def test_an_older_redis_is_detected_once_the_archive_responds(
         self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         directory = tmp_path / "archive"
@@ -169,7 +171,7 @@ class TestAServiceStarts:
         asyncio.run(law())
 
     @pytest.mark.parametrize("is_new", [True, False], ids=["new", "lost"])
-    def test_an_empty_redis_takes_nothing_until_the_archive_has_told_whether_it_is_new(
+    def test_an_empty_redis_accepts_nothing_until_the_archive_responds(
         self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
     ) -> None:
         async def law() -> None:
@@ -198,7 +200,7 @@ class TestAServiceStarts:
 
 
 class TestFullDisk:
-    def test_days_that_are_over_make_room_for_new_events(
+    def test_dropping_old_days_makes_room(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         append(any_server, tmp_path, "1", "2", "3")
@@ -215,7 +217,7 @@ class TestFullDisk:
         done = turn(any_server, tmp_path, now=datetime.now(UTC) + timedelta(days=10), keep_days=9)
         assert (done.archived, done.dropped) == (1, 3)
 
-    def test_the_log_is_trimmed_though_files_cannot_be_merged(
+    def test_the_log_is_trimmed_even_if_files_cannot_be_merged(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         append(any_server, tmp_path, "1", "2", "3")

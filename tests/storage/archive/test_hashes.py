@@ -1,4 +1,4 @@
-"""Tests of files with the hashes of archived entries."""
+"""Hash files of archived entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def other_threads_run_amid_each_read() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("other_threads_run_amid_each_read")
-def test_threads_read_hashes_at_the_same_time(tmp_path: Path) -> None:
+def test_threads_read_hashes_concurrently(tmp_path: Path) -> None:
     """Python before 3.11.8 parses no two headers of arrays at once, at different depths of calls."""
     hashes = merge_hashes([hashes_of_users(["a", "b"])])
     path = tmp_path / "hashes.npy"

@@ -1,4 +1,4 @@
-"""What a store has lost or damaged is made again from log and archive, or a loss is accepted."""
+"""Repair: lost and damaged data are rebuilt from log and archive, or a loss is accepted."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ DAMAGES_OF_ARCHIVED = [lose_archived_part, lower_archived_part, raise_archived_p
 
 class TestDamage:
     @pytest.mark.parametrize("is_archived", [False, True], ids=["in Redis", "archived"])
-    async def test_all_that_readers_see_is_as_before(
+    async def test_repair_restores_everything_that_readers_see(
         self, server: RedisServer, tmp_path: Path, is_archived: bool
     ) -> None:
         directory = tmp_path / "archive" if is_archived else None
@@ -163,7 +163,7 @@ class TestDamage:
         ],
         ids=lambda value: getattr(value, "__name__", "archived" if value else "in Redis"),
     )
-    async def test_each_damage_of_one_user_is_found(
+    async def test_each_damage_of_a_user_is_detected(
         self, any_server: RedisServer, tmp_path: Path, damage: Damage, is_archived: bool
     ) -> None:
         """Of users whose archived entries are still there in part, as with any archiver that keeps a tail."""
@@ -192,7 +192,7 @@ class TestDamage:
             assert [result.duplicate for result in await store.append("main", resent)] == [True, True]
             assert await store.repair() == 0
 
-    async def test_repairing_finds_nothing_in_a_store_that_is_used(
+    async def test_repair_finds_nothing_in_a_sound_store_under_load(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
         """Events, the archiver and erasures go on meanwhile."""
@@ -215,7 +215,7 @@ class TestDamage:
             is_done.set()
             await using
 
-    async def test_states_of_nobody_are_removed(self, any_server: RedisServer) -> None:
+    async def test_orphaned_states_are_removed(self, any_server: RedisServer) -> None:
         async with opened(any_server, None) as store:
             await store.append("main", [click("e", "somebody")])
             keys = Keyspace("lisarec", FEW_PARTITIONS)
@@ -244,7 +244,7 @@ class TestLostUsers:
             any_server.client.delete(user.head, user.id_index, user.state(GENERATION))
         return any_server
 
-    async def test_nobody_begins_a_second_log_for_them(self, lost: RedisServer, tmp_path: Path) -> None:
+    async def test_get_no_second_log(self, lost: RedisServer, tmp_path: Path) -> None:
         async with opened(lost, tmp_path) as store:
             new = [click("e", f"new {number}") for number in range(20)]
             events = [click("e", USERS[0]), *new, click("e", USERS[1]), click("e", USERS[20])]
@@ -266,7 +266,7 @@ class TestLostUsers:
                 assert log[:3] == ids_of(user_id, 3)
             await store.append("main", [click("f", USERS[2])])
 
-    def test_erasing_them_erases_what_is_archived(self, lost: RedisServer, tmp_path: Path) -> None:
+    def test_can_be_erased_from_the_archive(self, lost: RedisServer, tmp_path: Path) -> None:
         async def law() -> None:
             async with opened(lost, tmp_path) as store:
                 await store.erase("main", USERS[0])
@@ -280,7 +280,7 @@ class TestLostUsers:
         tables = [pl.read_parquet(path) for path in tmp_path.rglob("*.parquet")]
         assert pl.concat(tables).filter(user_id=USERS[0])["event_id"].to_list() == ["a"]
 
-    def test_while_their_archive_is_away_new_users_wait_for_it_once(
+    def test_delay_new_users_once_while_the_archive_is_unavailable(
         self, lost: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answers, read, asked = threading.Event(), ArchiveReader.read, 0
@@ -321,7 +321,7 @@ class TestLostUsers:
 
 class TestLoss:
     @pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "older"])
-    async def test_what_the_archive_has_comes_back(self, server: RedisServer, tmp_path: Path, is_empty: bool) -> None:
+    async def test_archived_data_are_restored(self, server: RedisServer, tmp_path: Path, is_empty: bool) -> None:
         directory = tmp_path / "archive"
         async with opened(server, directory) as store:
             await append_all(store, 0, 2)
@@ -347,7 +347,7 @@ class TestLoss:
         turn(server, directory)
         assert_nothing_is_missing_or_twice(server, directory)
 
-    async def test_services_that_remember_more_go_on_once_it_is_accepted(
+    async def test_services_that_remember_more_continue_after_acceptance(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
         async with opened(any_server, None) as service:

@@ -1,4 +1,4 @@
-"""Moving the log into the archive: archive and tail together are what was acknowledged, each event once."""
+"""Moving the log into the archive: archive and tail together contain each acknowledged event once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestMoving:
 
     @given(st.lists(st.lists(st.tuples(ids_, st.integers(0, 5)), min_size=1, max_size=8), max_size=8), st.randoms())
     @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_a_resend_counts_once_wherever_the_original_is(
+    def test_a_resend_counts_once_whether_archived_or_not(
         self, any_server: RedisServer, tmp_path: Path, batches: list[list[tuple[str, int]]], rng: random.Random
     ) -> None:
         """UUIDv7 and arbitrary ids, resent with other timestamps, in any order of appending and trimming."""
@@ -84,7 +84,7 @@ class TestMoving:
         move_all(any_server, tmp_path)
         assert asyncio.run(append(late, uuid7(NOW_MS + 8_000))) == [True, False]
 
-    def test_what_is_archived_leaves_redis_save_the_last_entry(self, server: RedisServer, tmp_path: Path) -> None:
+    def test_archived_entries_leave_redis_except_the_last(self, server: RedisServer, tmp_path: Path) -> None:
         async def fill() -> None:
             async with opened(server, tmp_path) as store:
                 for start in range(0, 3000, 500):
@@ -116,7 +116,7 @@ class TestMoving:
 
         asyncio.run(read())
 
-    async def test_a_state_that_is_gone_is_folded_from_archive_and_tail_and_kept(
+    async def test_a_missing_state_is_folded_from_archive_and_tail(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
         async with opened(any_server, tmp_path) as store:
@@ -135,7 +135,7 @@ class TestMoving:
             assert answer.duplicate
             await assert_state_is_fold_of_log(store)
 
-    async def test_trimming_between_reading_and_committing_is_noticed(
+    async def test_trimming_between_read_and_commit_is_detected(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The id was in the index when the store looked, and is in the archive when it commits."""
@@ -146,7 +146,7 @@ class TestMoving:
             assert [answer.duplicate for answer in answers] == [True, False]
             await assert_state_is_fold_of_log(store)
 
-    async def test_trimming_between_reading_a_head_and_its_index_is_noticed(
+    async def test_trimming_between_head_and_index_reads_is_detected(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The head that an undo has read knew nothing of an archive, and then the id is gone from the index."""
@@ -158,7 +158,7 @@ class TestMoving:
             with pytest.raises(UnknownEvent):
                 await store.undo("main", "u", "unknown")
 
-    def test_trimming_between_asking_the_archive_and_committing_is_noticed(
+    def test_trimming_between_archive_lookup_and_commit_is_detected(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The id was in the tail when the archive was asked, and is in the archive when the store looks at the tail."""
@@ -190,7 +190,7 @@ class TestMoving:
 
         asyncio.run(law())
 
-    def test_who_is_erased_and_comes_back_while_the_log_is_trimmed_is_a_new_user(
+    def test_a_user_erased_during_trimming_returns_as_a_new_one(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The archive still has what was erased, until the archiver's next turn."""
@@ -224,7 +224,7 @@ class TestMoving:
         asyncio.run(read())
 
 
-class TestBelonging:
+class TestMatchingArchive:
     def append(self, server: RedisServer, directory: Path | None, *event_ids: str) -> None:
         async def fill() -> None:
             async with opened(server, directory) as store:
@@ -233,16 +233,14 @@ class TestBelonging:
 
         asyncio.run(fill())
 
-    def test_another_archive_is_refused(self, any_server: RedisServer, tmp_path: Path) -> None:
+    def test_a_different_archive_is_refused(self, any_server: RedisServer, tmp_path: Path) -> None:
         self.append(any_server, None, "e1", "e2")
         turn(any_server, tmp_path / "one")
         with pytest.raises(StorageError, match="pass the archive directory"):
             turn(any_server, tmp_path / "two")
         assert turn(any_server, tmp_path / "one") == TurnCounts()
 
-    def test_a_redis_that_lost_everything_is_not_taken_for_the_old_one(
-        self, any_server: RedisServer, tmp_path: Path
-    ) -> None:
+    def test_an_emptied_redis_is_refused(self, any_server: RedisServer, tmp_path: Path) -> None:
         self.append(any_server, None, "e1", "e2")
         turn(any_server, tmp_path / "one")
         any_server.client.flushall()
@@ -253,7 +251,7 @@ class TestBelonging:
             turn(any_server, tmp_path / "one")
         assert turn(any_server, tmp_path / "two").archived == 3
 
-    def test_a_redis_that_lost_its_newest_events_is_not_trimmed(self, any_server: RedisServer, tmp_path: Path) -> None:
+    def test_a_redis_with_lost_events_is_not_trimmed(self, any_server: RedisServer, tmp_path: Path) -> None:
         """As after a power cut with appendfsync everysec, or from an old back-up: numbers would be used twice."""
         self.append(any_server, None, "e1", "e2")
         before = {key: any_server.client.dump(key) for key in any_server.client.keys("*{p*")}
@@ -275,9 +273,7 @@ class TestBelonging:
         (log,) = any_server.client.keys("*:log")
         assert any_server.client.xlen(log) == 5
 
-    async def test_what_was_logged_on_older_files_is_not_archived_once_they_are_noticed(
-        self, server: RedisServer, tmp_path: Path
-    ) -> None:
+    async def test_entries_logged_on_older_files_are_not_archived(self, server: RedisServer, tmp_path: Path) -> None:
         """It has numbers of entries that come back with the data."""
         directory = tmp_path / "archive"
         async with opened(server, directory) as store:
@@ -297,7 +293,7 @@ class TestBelonging:
             await until_applied(store, [click("3")])
             assert await ids(store) == ["1", "2", "3"]
 
-    def test_what_is_lost_while_it_is_read_is_not_archived(
+    def test_entries_lost_during_reading_are_not_archived(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As where a replica takes over that was behind: it gives other entries these numbers."""
@@ -321,13 +317,13 @@ class TestBelonging:
         self.append(any_server, None, "f3", "f4", "f5")
         assert turn(any_server, tmp_path).archived == 3
 
-    def test_a_prefix_without_events_is_named(self, any_server: RedisServer, tmp_path: Path) -> None:
+    def test_an_unused_prefix_is_reported(self, any_server: RedisServer, tmp_path: Path) -> None:
         with pytest.raises(StorageUnavailable, match="key prefix 'lisarec'"):
             turn(any_server, tmp_path)
 
 
 class TestRetention:
-    def test_dropped_events_are_forgotten_and_nothing_breaks(self, any_server: RedisServer, tmp_path: Path) -> None:
+    def test_dropped_events_are_forgotten(self, any_server: RedisServer, tmp_path: Path) -> None:
         old = click(uuid7(NOW_MS), item=3)
 
         async def fill(*events: Event) -> None:
@@ -380,9 +376,7 @@ class TestRetention:
             assert not writer.manifest.must_scrub
         wait_until(lambda: not is_there())
 
-    def test_events_logged_by_a_clock_that_is_behind_are_kept_as_long_as_others(
-        self, any_server: RedisServer, tmp_path: Path
-    ) -> None:
+    def test_events_of_a_clock_behind_have_the_full_retention(self, any_server: RedisServer, tmp_path: Path) -> None:
         """Redis's clock is 20 days behind the archiver's."""
 
         async def fill() -> None:

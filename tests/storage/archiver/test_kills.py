@@ -1,4 +1,4 @@
-"""An archiver that is killed anywhere archives every event once."""
+"""Kills of the archiver at any point."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ KILLS = 5  # on each kind of server
 
 
 class TestKilling:
-    def test_an_archiver_killed_at_any_time_takes_every_event_once(self, server: RedisServer, tmp_path: Path) -> None:
+    def test_an_archiver_killed_at_any_time_archives_every_event_once(
+        self, server: RedisServer, tmp_path: Path
+    ) -> None:
         """kill -9 at random moments, while events come in, are resent, and are read by a service."""
         kill_archivers(server, tmp_path, str(tmp_path), [random.uniform(0, 0.2) for _ in range(KILLS)])
 
-    def test_whoever_dies_before_any_change_of_disk_or_redis_leaves_both_right(
+    def test_a_kill_before_any_change_leaves_disk_and_redis_consistent(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert_every_death_leaves_both_right(any_server, tmp_path, monkeypatch)

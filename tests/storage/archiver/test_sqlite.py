@@ -1,4 +1,4 @@
-"""Copying the log of an embedded store into the archive, each event once."""
+"""Copying the log of an embedded store into the archive."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestSQLite:
         found = ArchiveReader(directory).read(lambda snapshot: snapshot.entries(tenant, "u"))
         return [entry.record for entry in found]
 
-    def test_the_table_is_copied_each_event_once(self, tmp_path: Path) -> None:
+    def test_each_event_is_copied_once(self, tmp_path: Path) -> None:
         data_dir, directory = tmp_path / "state", tmp_path / "archive"
         events = [click(f"e{n}", item=n % 12) for n in range(2500)]
         self.fill(data_dir, events[:2400])
@@ -57,7 +57,7 @@ class TestSQLite:
         assert self.read(directory) == events
         assert self.read(directory, "shop") == [click("e1", item=2)]
 
-    def test_the_documented_script_counts_what_counts(self, tmp_path: Path) -> None:
+    def test_the_documented_script_counts_valid_events(self, tmp_path: Path) -> None:
         self.fill(tmp_path / "state", [click("own"), click("undone"), click("of visitor", "v"), click("also", "v")])
         self.fill(tmp_path / "state", [click("own", "v")], tenant="shop")
 
@@ -78,7 +78,7 @@ class TestSQLite:
         counted = [("main", "u", "own"), ("main", "u", "v/of visitor"), ("shop", "v", "own")]
         assert done.stdout.endswith(f"{counted}\n")
 
-    def test_what_is_copied_while_the_clock_is_behind_is_kept_as_long_as_the_rest(
+    def test_events_of_a_clock_behind_have_the_full_retention(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The archiver follows such a clock only after an hour."""
@@ -90,19 +90,19 @@ class TestSQLite:
             with SQLiteSource.open(tmp_path / "state") as log, ArchiveWriter.open(tmp_path / "archive") as writer:
                 assert archive_log(log, writer, now, keep_tail_s=0, keep_days=9).dropped == dropped
 
-    def test_another_file_is_refused(self, tmp_path: Path) -> None:
+    def test_a_different_database_is_refused(self, tmp_path: Path) -> None:
         for number in (1, 2):
             self.fill(tmp_path / f"state{number}", [click(f"e{n}-{number}") for n in range(5)])
         self.turn(tmp_path / "state1", tmp_path / "archive")
         with pytest.raises(StorageError, match="another SQLite file"):
             self.turn(tmp_path / "state2", tmp_path / "archive")
 
-    def test_a_directory_without_a_store_is_named_and_not_made(self, tmp_path: Path) -> None:
+    def test_a_missing_store_is_reported_and_not_created(self, tmp_path: Path) -> None:
         with pytest.raises(StorageUnavailable, match="--data-dir"):
             self.turn(tmp_path, tmp_path / "archive")
         assert not (tmp_path / FILE_NAME).exists()
 
-    def test_a_file_that_lacks_what_is_archived_is_noticed_until_the_loss_is_accepted(self, tmp_path: Path) -> None:
+    def test_a_file_that_lacks_archived_events_is_refused_until_accepted(self, tmp_path: Path) -> None:
         data_dir, directory, older = tmp_path / "state", tmp_path / "archive", tmp_path / "older"
         self.fill(data_dir, [click(f"e{n}") for n in range(5)])
         self.turn(data_dir, directory)

@@ -1,4 +1,4 @@
-"""Which archived entries leave Redis when its clock was wrong."""
+"""Trimming of archived entries after errors of the Redis clock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize("ahead", [1, PAGE + 500, 3 * PAGE])
-def test_entries_logged_while_the_clock_was_ahead_leave_redis_with_the_old_ones_behind_them(
-    server: RedisServer, tmp_path: Path, ahead: int
-) -> None:
+def test_entries_of_a_clock_ahead_are_trimmed_with_later_ones(server: RedisServer, tmp_path: Path, ahead: int) -> None:
     keys = Keyspace("lisarec", 1)
     server.client.hset(keys.meta, mapping={"layout": LAYOUT_VERSION, "partitions": 1})
     now_ms = time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""A back-up of any store fills any other one: same logs, same states, same answers from then on."""
+"""A backup of any store restores into any other: the same logs, states and later responses."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def contents_of(store: UserStore) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
+def test_a_restore_equals_the_backup_even_if_interrupted(
     address: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage.maintenance.backup, "BATCH", 30)
@@ -120,7 +120,7 @@ def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
     asyncio.run(law())
 
 
-async def test_an_older_lisarec_cannot_be_started_over_restored_undos(tmp_path: Path) -> None:
+async def test_earlier_versions_refuse_restored_undos(tmp_path: Path) -> None:
     """It would take them for events."""
     async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
         await store.append("main", [click("e1"), click("e2")])
@@ -200,7 +200,7 @@ def told_by(path: Path) -> list[str]:
     return sorted(line for line in gzip.open(path, "rt") if "merge" not in line)
 
 
-async def test_a_file_that_is_no_whole_backup_restores_nothing(tmp_path: Path) -> None:
+async def test_an_incomplete_file_restores_nothing(tmp_path: Path) -> None:
     path, torn = tmp_path / "log.gz", tmp_path / "torn.gz"
     async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
         await fill(store)
@@ -227,7 +227,7 @@ def write_backup(path: Path, *lines: Any, entries: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_a_restore_needs_memory_for_a_few_items_only(tmp_path: Path, kind: str) -> None:
+def test_a_restore_needs_bounded_memory(tmp_path: Path, kind: str) -> None:
     vector = b64encode(bytes(4_000)).decode()
     write_backup(tmp_path / "log.gz", *({"item_vector": ["main", f"item{n}", vector]} for n in range(6_000)), entries=0)
 
@@ -244,9 +244,7 @@ def test_a_restore_needs_memory_for_a_few_items_only(tmp_path: Path, kind: str) 
     asyncio.run(law())
 
 
-def test_tenants_whose_lines_alternate_are_restored_in_a_few_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alternating_tenants_are_restored_in_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis reads its partitions one after the other, and each has users of all tenants."""
     tenants = [f"shop{n % 3}" for n in range(600)]
     write_backup(
@@ -271,7 +269,9 @@ def test_tenants_whose_lines_alternate_are_restored_in_a_few_calls(
     asyncio.run(law())
 
 
-async def test_only_a_whole_file_and_an_empty_store_accept_a_loss(any_server: RedisServer, tmp_path: Path) -> None:
+async def test_accepting_a_loss_needs_a_complete_file_and_an_empty_store(
+    any_server: RedisServer, tmp_path: Path
+) -> None:
     """Of the events that services remember, which the store may still get back."""
     path, torn = tmp_path / "log.gz", tmp_path / "torn.gz"
 
@@ -295,7 +295,7 @@ async def test_only_a_whole_file_and_an_empty_store_accept_a_loss(any_server: Re
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_of_two_overlapping_backups_one_is_written_and_only_its_owner_can_read_it(
+def test_overlapping_backups_write_one_private_file(
     tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "backups" / "log.gz"
@@ -320,7 +320,7 @@ def test_of_two_overlapping_backups_one_is_written_and_only_its_owner_can_read_i
     asyncio.run(law())
 
 
-def test_a_killed_backup_leaves_its_name_free_or_is_whole(tmp_path: Path) -> None:
+def test_a_killed_backup_is_absent_or_complete(tmp_path: Path) -> None:
     path, address = tmp_path / "log.gz", new_address("sqlite", tmp_path / "one")
 
     async def append() -> None:
@@ -344,7 +344,7 @@ def test_a_killed_backup_leaves_its_name_free_or_is_whole(tmp_path: Path) -> Non
     assert asyncio.run(restored()) == 1
 
 
-async def test_a_backup_that_is_done_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_finished_backup_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The content is synced before the file has its name, and the name before the call returns."""
     path, fsync, synced = tmp_path / "backups" / "log.gz", os.fsync, []
     path.parent.mkdir()
@@ -360,7 +360,7 @@ async def test_a_backup_that_is_done_survives_a_power_cut(tmp_path: Path, monkey
     assert synced == [(path.stat().st_ino, False), (path.parent.stat().st_ino, True)]
 
 
-async def test_a_backup_that_fails_leaves_no_file(tmp_path: Path) -> None:
+async def test_a_failed_backup_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "backups" / "log.gz"
     path.parent.mkdir()
 

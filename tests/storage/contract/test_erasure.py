@@ -1,4 +1,4 @@
-"""Erased is erased: the bytes are gone from the files, not only from the answers."""
+"""Erasure removes the bytes from the files, not only from responses."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def archived_users(directory: Path) -> set[str]:
 
 
 class TestSQLite:
-    def test_pages_and_log_have_no_byte_of_the_user_left(self, tmp_path: Path) -> None:
+    def test_database_and_wal_contain_no_byte_of_the_user(self, tmp_path: Path) -> None:
         async def law() -> None:
             store = await SQLiteStore.open(tmp_path, [GENERATION])
             other = await SQLiteStore.open(tmp_path, [GENERATION])
@@ -112,7 +112,7 @@ class TestSQLite:
 
         asyncio.run(law())
 
-    def test_a_copy_in_an_archive_loses_the_user_with_the_next_turn(self, tmp_path: Path) -> None:
+    def test_an_archived_copy_loses_the_user_in_the_next_round(self, tmp_path: Path) -> None:
         data_dir, directory = tmp_path / "state", tmp_path / "archive"
 
         def turn() -> int:
@@ -141,7 +141,7 @@ class TestSQLite:
 
 class TestRedis:
     @pytest.mark.parametrize("keep_tail_s", [0, 3600], ids=["trimmed", "in the tail"])
-    def test_dump_append_only_file_and_archive_have_no_byte_of_the_user_left(
+    def test_dump_append_only_file_and_archive_contain_no_byte_of_the_user(
         self, server: RedisServer, tmp_path: Path, keep_tail_s: int
     ) -> None:
         def turn() -> None:
@@ -187,7 +187,7 @@ class TestPagesOfRedis:
         yield server
         server.stop()
 
-    def test_no_command_copies_more_than_a_page_and_others_run_between_them(self, server: RedisServer) -> None:
+    def test_commands_copy_at_most_a_page_and_others_interleave(self, server: RedisServer) -> None:
         """Counted by the server, where the erased user and another one have 4,000 entries."""
 
         def written() -> int:
@@ -218,7 +218,7 @@ class TestPagesOfRedis:
         asyncio.run(law())
 
     @pytest.mark.parametrize("finished_by", ["erasing again", "erasing nobody", "the archiver"])
-    def test_an_erasure_that_ends_before_any_step_hides_the_user_and_is_finished(
+    def test_an_erasure_interrupted_before_any_step_is_completed_later(
         self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_by: str
     ) -> None:
         monkeypatch.setattr(storage.redis.scripts.corrections, "REWRITTEN_AT_ONCE", 7)
@@ -250,7 +250,7 @@ class TestPagesOfRedis:
 
         asyncio.run(law())
 
-    def test_what_is_appended_trimmed_and_erased_between_the_pages_is_so_afterwards(
+    def test_appends_trims_and_erasures_between_pages_are_kept(
         self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(storage.redis.scripts.corrections, "REWRITTEN_AT_ONCE", 7)
@@ -314,7 +314,7 @@ def assert_is_rewritten(server: RedisServer) -> None:
 
 
 @pytest.mark.slow
-def test_who_is_erased_stays_in_the_archive_until_the_append_only_file_is_rewritten(tmp_path: Path) -> None:
+def test_archived_data_are_erased_after_the_append_only_file_is_rewritten(tmp_path: Path) -> None:
     """Else nobody would ask for it again."""
     server = new_server("redis-server")
 
@@ -370,7 +370,7 @@ async def rewritten(server: RedisServer) -> None:
     await until(is_rewritten)
 
 
-def test_erasing_nobody_leaves_the_log_whole(address: str) -> None:
+def test_erasing_nobody_keeps_the_log(address: str) -> None:
     async def law() -> None:
         async with opened(address, GENERATION) as store:
             await store.append("main", events_of(GONE, 2))

@@ -1,4 +1,4 @@
-"""Several generations in one store: every state is the fold of its log, and all processes see one active generation."""
+"""Generations in one store: states equal the fold of their log, and processes share the active generation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestLaggingStates:
             for store in stores:
                 await assert_states_are_folds(store, user_ids_of(events), OLD, NEW)
 
-    async def test_what_is_served_changes_while_events_come_in(self, address: str) -> None:
+    async def test_activation_changes_under_load(self, address: str) -> None:
         events = events_of(5, 60)
         async with opened(address, OLD) as store:
 
@@ -50,7 +50,7 @@ class TestLaggingStates:
             assert await count_saved(store, ["user0"], NEW) == 1
             assert await count_saved(store, ["user0"], OLD) == 0
 
-    async def test_who_asks_for_little_folding_gets_none_now_and_the_state_soon(self, address: str) -> None:
+    async def test_a_state_beyond_max_missing_is_folded_in_the_background(self, address: str) -> None:
         async with opened(address, OLD) as store:
             await append_all(store, events_of(1, 50))
             assert await store.states("main", ["user0", "nobody"], NEW, max_missing=49) == [None, None]
@@ -68,7 +68,7 @@ class TestLaggingStates:
 
 
 class TestRegistry:
-    async def test_everybody_sees_where_the_pointer_points_at_once(self, address: str) -> None:
+    async def test_the_active_generation_is_visible_to_all_at_once(self, address: str) -> None:
         async with opened(address, OLD) as one, opened(address, NEW) as two:
             assert await one.generations.active() is None
             assert await one.generations.known() == []
@@ -79,7 +79,7 @@ class TestRegistry:
         async with opened(address) as again:
             assert await again.generations.active() == NAMED_OLD
 
-    async def test_tenants_have_generations_of_their_own(self, address: str) -> None:
+    async def test_tenants_have_separate_generations(self, address: str) -> None:
         events = events_of(5, 2)
         async with (
             opened(address, NEW) as main,
@@ -105,7 +105,7 @@ class TestRegistry:
             assert None not in await other.states("shop", user_ids_of(events), NEW, max_missing=0)
             assert set(await shop.states("shop*", user_ids_of(events), NEW, max_missing=0)) == {None}
 
-    async def test_who_serves_is_live_for_a_while(self, address: str) -> None:
+    async def test_served_generations_stay_live_for_a_while(self, address: str) -> None:
         async def live(store: UserStore) -> dict[str, bool]:
             return {known.named.name: known.is_live for known in await store.generations.known()}
 
@@ -119,7 +119,7 @@ class TestRegistry:
             await store.generations.announce(NAMED_OLD, 0)
             assert await live(store) == {"old": True, "renamed": True}, "registering it again ends nothing"
 
-    async def test_a_clock_that_was_ahead_keeps_nothing_live(self, address: str) -> None:
+    async def test_a_clock_ahead_keeps_no_generation_live(self, address: str) -> None:
         """An end that is a year from now is of nobody who serves it; who does says so again."""
         async with opened(address, OLD) as store:
             await store.generations.announce(NAMED_OLD, 365 * 86_400)
@@ -128,7 +128,7 @@ class TestRegistry:
             assert [known.is_live for known in await store.generations.known()] == [True]
 
     @pytest.mark.usefixtures("small_pages")
-    async def test_forgetting_removes_the_states_of_that_generation_only(
+    async def test_dropping_removes_only_states_of_that_generation(
         self, address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(storage.sqlite.states, "DROPPED_AT_ONCE", 3)
@@ -146,7 +146,7 @@ class TestRegistry:
             assert await count_saved(store, user_ids, NEW) == 0
             await assert_states_are_folds(store, user_ids, OLD, NEW)
 
-    async def test_a_generation_that_was_activated_before_its_name_is_dropped_keeps_it(self, address: str) -> None:
+    async def test_an_active_generation_keeps_its_name_when_dropped(self, address: str) -> None:
         async with opened(address, OLD) as store:
             await store.generations.activate(NAMED_OLD)
             await store.generations.drop(OLD.tag)

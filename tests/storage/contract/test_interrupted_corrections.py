@@ -1,4 +1,4 @@
-"""Undo, merge and erasure when their process is killed, or another one overtakes them, before any of their steps."""
+"""Undo, merge and erasure that are killed or overtaken before any of their steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def quick_server() -> Iterator[RedisServer]:
 
 
 class TestKilled:
-    def test_a_killed_merge_is_whole_or_not_there_and_done_by_sending_it_again(self, address: str) -> None:
+    def test_a_killed_merge_is_atomic_and_can_be_repeated(self, address: str) -> None:
         printed_words: list[list[str]] = []
         for kill in range(3):
             command = [sys.executable, "-m", "tests.storage.processes.merge_forever", address, f"k{kill}", "u"]
@@ -65,7 +65,7 @@ class TestKilled:
 
         asyncio.run(law())
 
-    def test_a_merge_that_ends_before_any_step_is_finished_by_whoever_comes(
+    def test_an_interrupted_merge_is_completed_by_the_next_caller(
         self, address: str, request: pytest.FixtureRequest
     ) -> None:
         kind = request.node.callspec.params["address"]
@@ -107,7 +107,7 @@ class TestKilled:
 
         asyncio.run(law())
 
-    def test_an_erasure_that_ends_before_any_step_is_finished_by_erasing_again(self, quick_server: RedisServer) -> None:
+    def test_an_interrupted_erasure_is_completed_by_repeating_it(self, quick_server: RedisServer) -> None:
         """By the name that it was asked for, which became another one, which became the user, as did a fourth."""
         address = f"redis:{quick_server.new_address()}"
 
@@ -143,9 +143,7 @@ class TestOvertaken:
 
     @pytest.mark.parametrize("has_events", [True, False], ids=["", "the user has no events"])
     @pytest.mark.parametrize("slower", ["merge", "erase"])
-    def test_what_was_erased_is_gone_and_stays_gone(
-        self, quick_server: RedisServer, slower: str, has_events: bool
-    ) -> None:
+    def test_erased_data_stay_erased(self, quick_server: RedisServer, slower: str, has_events: bool) -> None:
         server, prefix = quick_server.client, fresh_user()
         address = f"redis:{quick_server.url} {prefix}"
 
@@ -188,7 +186,7 @@ class TestOvertaken:
 
     @pytest.mark.parametrize("erased", ["visitor", "between", "user"])
     @pytest.mark.parametrize("slower", ["put", "erase"])
-    def test_what_is_put_of_a_visitor_meanwhile_is_never_left_with_somebody_else(
+    def test_concurrent_properties_of_a_visitor_never_stay_with_others(
         self, quick_server: RedisServer, slower: str, erased: str
     ) -> None:
         address = f"redis:{quick_server.url} {fresh_user()}"
@@ -219,7 +217,7 @@ class TestOvertaken:
 
     @pytest.mark.parametrize("erased", ["visitor", "between", "user"])
     @pytest.mark.parametrize("slower", ["append", "erase"])
-    def test_what_a_visitor_posts_meanwhile_is_never_left_with_somebody_else(
+    def test_concurrent_events_of_a_visitor_never_stay_with_others(
         self, quick_server: RedisServer, slower: str, erased: str
     ) -> None:
         """The visitor became another one, who became the user; erasing one of the three erases all, and parts them."""
@@ -252,7 +250,7 @@ class TestOvertaken:
 
         asyncio.run(meet_at_every_step(address, meet))
 
-    def test_a_visitor_who_was_erased_and_comes_back_brings_nothing_along(
+    def test_an_erased_visitor_returns_without_earlier_data(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Somebody has read what was erased, and goes on when the visitor is about to become the user once more."""

@@ -1,4 +1,4 @@
-"""A rebuild folds every log for another generation, whatever happens while it runs."""
+"""A rebuild folds every log for another generation, during concurrent writes and after kills."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAUSE_S = 0.02  # of writers, which otherwise take the processor from the rebuil
 class TestRebuild:
     @pytest.mark.usefixtures("small_pages")
     @pytest.mark.parametrize(("users", "each"), [(1, 20), (1, 21), (30, 1), (7, 7), (5, 14), (0, 0)])
-    async def test_the_log_is_every_entry_once_and_each_user_s_in_order(
+    async def test_the_whole_log_has_every_entry_once_and_in_order_per_user(
         self, address: str, users: int, each: int
     ) -> None:
         async with opened(address, OLD) as store:
@@ -57,9 +57,7 @@ class TestRebuild:
             for (tenant, user_id), entries in found.items():
                 assert entries == await store.events(tenant, user_id)
 
-    def test_one_user_is_folded_by_what_is_compiled_for_several(
-        self, address: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_folding_a_single_user_compiles_nothing_more(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """numpy calls the columns of a single record contiguous, for which numba compiles the fold again."""
         contiguous: list[bool] = []
 
@@ -79,7 +77,7 @@ class TestRebuild:
         assert not any(contiguous)
 
     @pytest.mark.usefixtures("small_pages")
-    async def test_a_rebuild_folds_everything(self, address: str) -> None:
+    async def test_a_rebuild_folds_all_users(self, address: str) -> None:
         events = events_of(12, 9)
         async with opened(address, OLD) as store:
             await append_all(store, events)
@@ -95,7 +93,7 @@ class TestRebuild:
             await assert_states_are_folds(store, user_ids_of(events[:10]), NEW, tenant="other")
 
     @pytest.mark.usefixtures("small_pages")
-    def test_events_go_on_through_other_processes_while_it_runs(self, address: str) -> None:
+    def test_other_processes_write_during_a_rebuild(self, address: str) -> None:
         before = events_of(20, 10)
 
         async def law() -> None:
@@ -122,7 +120,7 @@ class TestRebuild:
 
         asyncio.run(law())
 
-    async def test_a_killed_rebuild_is_run_again(self, address: str) -> None:
+    async def test_a_killed_rebuild_can_be_repeated(self, address: str) -> None:
         events = events_of(300, 3)
         user_ids = user_ids_of(events)
         async with opened(address, OLD) as store:
@@ -139,7 +137,7 @@ class TestRebuild:
             assert await count_saved(store, user_ids, NEW) == 300
             await assert_states_are_folds(store, user_ids, OLD, NEW)
 
-    async def test_what_is_kept_never_goes_back_and_needs_a_log(self, address: str) -> None:
+    async def test_saved_states_never_regress_and_require_a_log(self, address: str) -> None:
         async with opened(address, OLD) as store:
             await store.append("main", [click("e1"), click("e2", item=1)])
             first, second = await store.events("main", "u")
@@ -172,7 +170,7 @@ class Interrupted:
 
 
 class TestRebuildAndErasing:
-    async def test_erasing_reaches_the_states_of_every_generation(self, address: str) -> None:
+    async def test_erasure_deletes_states_of_every_generation(self, address: str) -> None:
         async with opened(address, OLD) as store, opened(address) as rebuilding:
             await append_all(store, events_of(5, 4))
             await rebuild(rebuilding, NEW)
@@ -183,7 +181,7 @@ class TestRebuildAndErasing:
             await append_all(store, events_of(1, 2, "back "))
             await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
 
-    async def test_who_was_erased_and_came_back_before_the_archiver_s_turn(self, address: str) -> None:
+    async def test_a_user_erased_and_back_before_archiving_is_rebuilt(self, address: str) -> None:
         async with opened(address, OLD) as store:
             await append_all(store, events_of(5, 9))
             await store.erase("main", "user0")
@@ -193,7 +191,7 @@ class TestRebuildAndErasing:
             await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
 
     @pytest.mark.usefixtures("small_pages")
-    async def test_users_are_erased_and_come_back_while_it_runs(self, address: str) -> None:
+    async def test_users_are_erased_and_return_during_a_rebuild(self, address: str) -> None:
         user_ids = user_ids_of(events_of(6, 20))
         turns = count()
         async with opened(address, OLD) as store:

@@ -1,4 +1,4 @@
-"""What every store promises. Nothing here knows which store it talks to; a new one joins in ``stores.py``."""
+"""The contract of every store, independent of the implementation; new stores are added in ``stores.py``."""
 
 import asyncio
 import signal
@@ -56,7 +56,7 @@ def writing_process(address: str, prefix: str, user_id: str, *count: str) -> sub
 class TestState:
     @given(st.lists(logs(15), max_size=6))
     @laws
-    def test_state_answers_and_log_equal_the_naive_fold(self, address: str, batches: list[list[Event]]) -> None:
+    def test_state_results_and_log_equal_the_naive_fold(self, address: str, batches: list[list[Event]]) -> None:
         async def law() -> None:
             user_id = fresh_user()
             naive = NaiveUser(GENERATION)
@@ -89,7 +89,7 @@ class TestState:
         asyncio.run(law())
 
     @pytest.mark.usefixtures("small_pages")
-    async def test_seen_items_are_those_of_the_newest_entries_however_many_pages_that_takes(self, address: str) -> None:
+    async def test_seen_items_cover_the_newest_entries_across_pages(self, address: str) -> None:
         async with opened(address, GENERATION) as store:
             for number in range(40):
                 await store.append("main", [click(f"e{number}", item=number), click(f"e{number}", "v", 50)])
@@ -102,7 +102,7 @@ class TestState:
 
     @given(logs(30), st.integers(0, 30), st.integers(0, 30))
     @laws
-    def test_a_generation_is_caught_up_from_the_log_whenever_it_comes(
+    def test_a_new_generation_is_caught_up_from_the_log(
         self, address: str, events: list[Event], first: int, second: int
     ) -> None:
         """Some stores fold one generation, some both; whoever asks gets the fold of the whole log."""
@@ -121,7 +121,7 @@ class TestState:
         asyncio.run(law())
 
     @pytest.mark.parametrize("version", [0, 1, 3])
-    def test_a_state_of_another_layout_is_folded_again_and_kept(self, address: str, version: int) -> None:
+    def test_a_state_of_another_layout_is_folded_again_and_saved(self, address: str, version: int) -> None:
         """As a lisarec before or after this one left it; layout 1 did not mark in its ring what has not stepped."""
 
         async def law() -> None:
@@ -148,7 +148,7 @@ class TestState:
 
         asyncio.run(law())
 
-    async def test_users_and_tenants_are_apart(self, address: str) -> None:
+    async def test_users_and_tenants_are_isolated(self, address: str) -> None:
         async with opened(address, GENERATION) as store:
             await store.append("main", [click("e1", "anna", 1), click("e1", "bert", 2), click("e2", "anna", 3)])
             (answer,) = await store.append("shop", [click("e1", "anna", 4)])
@@ -172,7 +172,7 @@ class TestState:
             assert pages == [events[:3], events[3:6], events[6:]]
 
 
-def test_users_are_without_a_log_until_their_first_event_or_merge_and_after_their_erasure(address: str) -> None:
+def test_users_have_a_log_from_first_event_or_merge_until_erasure(address: str) -> None:
     async def law() -> None:
         ada, visitor, nobody = fresh_user(), fresh_user(), fresh_user()
         async with opened(address, GENERATION) as store:
@@ -193,7 +193,7 @@ def test_users_are_without_a_log_until_their_first_event_or_merge_and_after_thei
     asyncio.run(law())
 
 
-async def test_lengths_of_logs_are_counted_up_to_a_limit_and_never_too_short(address: str) -> None:
+async def test_log_lengths_are_exact_up_to_a_limit(address: str) -> None:
     """Exactly, but where a part is archived; an erasure goes through no fewer entries than the user has."""
     ada, visitor, nobody = fresh_user(), fresh_user(), fresh_user()
     is_archived = address.startswith(ARCHIVED)
@@ -218,7 +218,7 @@ async def test_lengths_of_logs_are_counted_up_to_a_limit_and_never_too_short(add
 
 
 class TestErasing:
-    async def test_an_erased_user_is_unknown_and_comes_back_as_a_new_one(self, address: str) -> None:
+    async def test_an_erased_user_is_unknown_and_returns_as_a_new_one(self, address: str) -> None:
         async with opened(address, GENERATION, OTHER_GENERATION) as store:
             await store.append("main", [click(f"e{n}", user_id, n % 12) for n in range(40) for user_id in "uv"])
             await store.append("shop", [click("e1", "u", 1)])
@@ -240,7 +240,7 @@ class TestErasing:
                 await assert_state_is_fold_of_log(store, user_id, OTHER_GENERATION)
             await store.erase("main", "nobody")
 
-    async def test_erasing_and_appending_at_once_leaves_the_fold_of_what_is_logged(self, address: str) -> None:
+    async def test_concurrent_erasing_and_appending_leaves_the_fold_of_the_log(self, address: str) -> None:
         async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
             for number in range(8):
                 events = [click(f"e{number}-{n}", item=n % 12) for n in range(10)]
@@ -255,7 +255,7 @@ class TestErasing:
 
 
 class TestConcurrency:
-    async def test_two_stores_appending_at_once_are_both_counted(self, address: str) -> None:
+    async def test_concurrent_appends_of_two_stores_are_all_counted(self, address: str) -> None:
         async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
             events = [click(f"e{number}", item=number % 12) for number in range(40)]
             sent = [
@@ -271,7 +271,7 @@ class TestConcurrency:
                 await assert_state_is_fold_of_log(store, "u")
 
     @pytest.mark.slow
-    def test_processes_that_start_and_append_at_once_are_all_counted(self, address: str) -> None:
+    def test_concurrent_appends_of_starting_processes_are_all_counted(self, address: str) -> None:
         writers = [writing_process(address, f"p{number}", "u", "40") for number in range(3)]
         acknowledged = [event_id for writer in writers for event_id in writer.communicate(timeout=200)[0].split()]
         assert [writer.returncode for writer in writers] == [0, 0, 0]
@@ -284,7 +284,7 @@ class TestConcurrency:
 
         asyncio.run(law())
 
-    async def test_a_cancelled_waiter_does_not_disturb_the_others(self, address: str) -> None:
+    async def test_a_cancelled_caller_does_not_disturb_others(self, address: str) -> None:
         async with opened(address, GENERATION) as store:
             tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(60)]
             await asyncio.sleep(0)
@@ -299,7 +299,7 @@ class TestConcurrency:
 
 class TestDurability:
     @pytest.mark.slow
-    def test_a_killed_process_loses_nothing_it_acknowledged(self, address: str) -> None:
+    def test_a_killed_process_loses_no_acknowledged_event(self, address: str) -> None:
         acknowledged: set[str] = set()
         for kill in range(4):
             writer = writing_process(address, f"k{kill}", "u")
@@ -319,7 +319,7 @@ class TestDurability:
         assert len(acknowledged) >= 170
         asyncio.run(law())
 
-    async def test_a_store_opened_again_goes_on_where_it_was(self, address: str) -> None:
+    async def test_a_reopened_store_continues(self, address: str) -> None:
         for number in range(3):
             async with opened(address, GENERATION) as store:
                 await store.append("main", [click(f"e{number}"), click("always the same")])
@@ -329,7 +329,7 @@ class TestDurability:
 
 
 class TestClosing:
-    async def test_closing_answers_what_was_accepted(self, address: str) -> None:
+    async def test_closing_answers_accepted_requests(self, address: str) -> None:
         store = await open_store(address, [GENERATION])
         tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(50)]
         await asyncio.sleep(0)
@@ -339,7 +339,7 @@ class TestClosing:
         async with opened(address, GENERATION) as again:
             assert len(await whole_log(again, "u")) == 50
 
-    async def test_a_closed_store_refuses_and_closing_twice_is_closing_once(self, address: str) -> None:
+    async def test_a_closed_store_refuses_calls_and_closing_is_idempotent(self, address: str) -> None:
         store = await open_store(address, [GENERATION])
         await store.ping()
         await asyncio.gather(store.close(), store.close())

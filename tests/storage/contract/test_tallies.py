@@ -1,4 +1,4 @@
-"""Tallies, the experiment and the secret: the same in every process, and after a restart."""
+"""Tallies, the experiment and the secret: the same in every process and after a restart."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.storage.oracles.random_events import fresh_user, make_generation
 GENERATION = make_generation()
 
 
-async def test_tallies_of_all_processes_add_up_and_notes_are_shared(address: str) -> None:
+async def test_tallies_add_up_and_experiments_are_shared(address: str) -> None:
     tenant = fresh_user()
     async with opened(address, GENERATION, tenant=tenant) as one, opened(address, tenant=tenant) as other:
         assert await one.tallies(tenant) == {}
@@ -37,7 +37,7 @@ async def test_tallies_of_all_processes_add_up_and_notes_are_shared(address: str
             await call
 
 
-async def test_a_dropped_generation_takes_its_tallies_with_it(address: str) -> None:
+async def test_dropping_a_generation_deletes_its_tallies(address: str) -> None:
     """And none of a generation that has the same name or another one, such as that of a folder that was renamed."""
 
     def of(generation: str) -> dict[Tally, float]:

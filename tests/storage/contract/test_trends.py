@@ -1,4 +1,4 @@
-"""What every store says of trends, against visits that are counted one by one."""
+"""Trends in every store, against visits counted individually."""
 
 import asyncio
 import random
@@ -127,7 +127,7 @@ async def move_clock(address: str, tenant: str, by_s: float) -> None:
 
 @given(STEPS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_several_processes_add_is_the_count_that_halves(address: str, steps: list[Step]) -> None:
+def test_counts_of_several_processes_add_up_and_decay(address: str, steps: list[Step]) -> None:
     """Whatever the machine's clock shows meanwhile, also after a restart; and each tenant has its own."""
 
     async def law() -> None:
@@ -153,7 +153,7 @@ def test_what_several_processes_add_is_the_count_that_halves(address: str, steps
 
 @given(st.integers(1, 3 * LISTED_VISITORS), st.integers(1, 4), st.integers(1, 500), st.randoms())
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_nobody_counts_twice_until_a_half_life_is_over(
+def test_a_visitor_counts_once_per_half_life(
     address: str, crowd: int, rounds: int, page: int, chance: random.Random
 ) -> None:
     """However many come back, in whatever order, and through however many processes and restarts."""
@@ -177,7 +177,7 @@ def test_nobody_counts_twice_until_a_half_life_is_over(
 
 
 @pytest.mark.parametrize("crowd", [LISTED_VISITORS + 1, 100, 5_000])
-def test_distinct_visitors_are_counted_and_all_stores_count_the_same(address: str, crowd: int) -> None:
+def test_all_stores_count_distinct_visitors_alike(address: str, crowd: int) -> None:
     async def law() -> None:
         tenant, users = fresh_user(), [f"user {n}" for n in range(crowd)]
         async with opened(address, tenant=tenant) as store:
@@ -188,7 +188,7 @@ def test_distinct_visitors_are_counted_and_all_stores_count_the_same(address: st
     asyncio.run(law())
 
 
-def test_the_count_of_visitors_is_right_on_average_and_any_visitor_is_a_small_part_of_it() -> None:
+def test_visitor_counts_are_unbiased_and_bounded_per_visitor() -> None:
     sizes, runs = (LISTED_VISITORS, 60, 400, 3_000), 60
     for size in sizes:
         counts = []
@@ -201,7 +201,7 @@ def test_the_count_of_visitors_is_right_on_average_and_any_visitor_is_a_small_pa
 
 
 @pytest.mark.parametrize("ahead_s", [YEAR_S, 1000 * YEAR_S])
-def test_a_clock_that_was_ahead_leaves_nothing(address: str, ahead_s: float) -> None:
+def test_a_clock_ahead_leaves_no_trace(address: str, ahead_s: float) -> None:
     """The counts of before are a day older at most, and what is added then and later is worth what it is."""
 
     async def law() -> None:
@@ -222,7 +222,7 @@ def test_a_clock_that_was_ahead_leaves_nothing(address: str, ahead_s: float) -> 
     asyncio.run(law())
 
 
-def test_damaged_trends_are_bounded_when_read_and_heal(address: str) -> None:
+def test_damaged_trends_are_bounded_and_recover(address: str) -> None:
     """As those that an earlier version left, with a clock that was a year ahead."""
 
     async def law() -> None:
@@ -239,7 +239,7 @@ def test_damaged_trends_are_bounded_when_read_and_heal(address: str) -> None:
     asyncio.run(law())
 
 
-def test_many_visits_are_added_at_once_and_old_ones_are_let_go(address: str) -> None:
+def test_many_visits_are_added_at_once_and_old_ones_deleted(address: str) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(address, GENERATION, tenant=tenant) as store:

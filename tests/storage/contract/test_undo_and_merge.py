@@ -1,4 +1,4 @@
-"""Undo and merge: every store against the naive users, and many corrections at the same time."""
+"""Undo and merge in every store, against naive users and under concurrency."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def assert_newest_are_seen(store: UserStore, naive: NaiveUsers, user_id: s
 class TestLaw:
     @given(histories)
     @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_state_log_and_answers_equal_the_naive_users(self, address: str, history: list[tuple[Any, ...]]) -> None:
+    def test_state_log_and_results_equal_the_naive_users(self, address: str, history: list[tuple[Any, ...]]) -> None:
         async def law() -> None:
             prefix, naive = fresh_user(), NaiveUsers()
             users = {name: f"{prefix}-{name}" for name in "abcd"}
@@ -131,7 +131,7 @@ class TestLaw:
 
         asyncio.run(law())
 
-    def test_a_rebuild_folds_what_counts(self, address: str) -> None:
+    def test_a_rebuild_respects_undos_and_merges(self, address: str) -> None:
         async def law() -> None:
             async with opened(address, GENERATION) as store:
                 await store.append("main", [click(f"e{n}", user_id, n % 12) for n in range(30) for user_id in "uvwx"])
@@ -147,7 +147,7 @@ class TestLaw:
 
         asyncio.run(law())
 
-    def test_a_long_log_is_folded_again_too(self, address: str) -> None:
+    def test_a_long_log_is_folded_again(self, address: str) -> None:
         """More than a request folds, and more than a page."""
 
         async def law() -> None:
@@ -196,7 +196,7 @@ async def repeated(correction: Correction) -> object:
 
 
 class TestAtOnce:
-    def test_events_undos_and_merges_at_once_count_everything_once(self, address: str) -> None:
+    def test_concurrent_events_undos_and_merges_count_once(self, address: str) -> None:
         """Two stores post as three users while each of them is merged into the next one, and some events are undone."""
 
         async def law() -> None:

@@ -1,4 +1,4 @@
-"""What every folder promises, and what a bucket promises on top: no half files, no lost updates, verified copies."""
+"""Folders and buckets: no partial files, no lost updates, and verified copies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def data(folder: Folder, name: str) -> bytes:
 
 
 class TestFolder:
-    def test_files_come_back_under_their_names_until_they_are_removed(self, folder: Folder) -> None:
+    def test_files_round_trip_until_removed(self, folder: Folder) -> None:
         assert list(folder.names()) == []
         for name in NAMES:
             folder.add(name, memoryview(name.encode()))
@@ -90,7 +90,7 @@ class TestFolder:
             assert folder.read("a", second) is None
 
     @pytest.mark.parametrize("max_conditional", [len(LONG), 0], ids=["in one request", "in parts"])
-    def test_a_file_that_must_be_new_replaces_none(
+    def test_creating_a_file_replaces_none(
         self, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_conditional: int
     ) -> None:
         monkeypatch.setattr(storage.folders.folder, "MAX_CONDITIONAL", max_conditional)
@@ -100,14 +100,12 @@ class TestFolder:
                 add_file(folder, "file", tmp_path / "file", is_new=True)
             assert folder.path("file").read_bytes() == LONG
 
-    def test_long_files_are_whole(self, folder: Folder) -> None:
+    def test_long_files_are_complete(self, folder: Folder) -> None:
         folder.add("long", LONG)
         assert folder.path("long", hashlib.sha256(LONG).hexdigest()[:32]).read_bytes() == LONG
 
 
-def test_a_file_for_which_a_directory_lacks_room_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_on_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = LocalFolder(tmp_path)
     folder.add("day=1/a", b"1")
 
@@ -122,9 +120,7 @@ def test_a_file_for_which_a_directory_lacks_room_leaves_nothing(
     assert data(folder, "day=1/a") == b"1"
 
 
-def test_a_file_is_durable_before_its_name_and_so_are_the_names_of_new_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_and_new_folders_are_synced_before_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int]] = []
     fsync, rename = os.fsync, os.rename
 
@@ -149,9 +145,7 @@ def test_a_file_is_durable_before_its_name_and_so_are_the_names_of_new_folders(
     assert [content, name, of_name] == [("fsync", number), ("rename", number), ("fsync", day.stat().st_ino)]
 
 
-def test_a_replaced_file_has_its_permissions_from_the_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replacement_keeps_permissions_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leftover, seen = tmp_path / "secrets.unfinished", []
     leftover.touch(mode=0o644)
     sync = os.fsync
@@ -170,7 +164,7 @@ def test_a_replaced_file_has_its_permissions_from_the_beginning(
 
 
 class TestBucket:
-    def test_of_many_who_replace_at_once_nobody_loses_an_update(self, bucket: ObjectFolder) -> None:
+    def test_concurrent_replacements_lose_no_update(self, bucket: ObjectFolder) -> None:
         """Everybody adds his own lines to one object, and tries again when another one was faster."""
         bucket.add("lines", b"")
 
@@ -190,7 +184,7 @@ class TestBucket:
         lines = data(bucket, "lines").decode().split()
         assert sorted(lines) == [f"{number}-{line}" for number in range(4) for line in range(5)]
 
-    def test_of_many_who_create_one_wins(self, bucket: ObjectFolder) -> None:
+    def test_concurrent_creations_have_one_winner(self, bucket: ObjectFolder) -> None:
         def create(number: int) -> bool:
             try:
                 bucket.replace("one", str(number).encode(), None)
@@ -203,7 +197,7 @@ class TestBucket:
         assert sum(won) == 1
         assert data(bucket, "one") == str(won.index(True)).encode()
 
-    def test_a_put_whose_answer_was_lost_has_happened(
+    def test_a_put_without_a_response_is_recognised_as_done(
         self, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The client sends it again, and the second one finds another version than it expects: its own."""
@@ -218,7 +212,7 @@ class TestBucket:
         monkeypatch.undo()
         assert bucket.read("a", version) is None
 
-    def test_half_an_upload_is_never_read(self, bucket: ObjectFolder, s3: Callable[[], str]) -> None:
+    def test_partial_uploads_are_never_read(self, bucket: ObjectFolder, s3: Callable[[], str]) -> None:
         address = urlsplit(os.environ["AWS_ENDPOINT_URL"])
         bucket.add("old", b"whole")
         for name in ("old", "new"):
@@ -231,14 +225,14 @@ class TestBucket:
         assert sorted(bucket.names()) == ["after", "old"]
 
     @pytest.mark.usefixtures("s3")
-    def test_a_bucket_that_does_not_exist_is_named(self, tmp_path: Path) -> None:
+    def test_a_missing_bucket_is_named(self, tmp_path: Path) -> None:
         folder = ObjectFolder("s3://no-such-bucket/archive", tmp_path)
         with pytest.raises(OSError, match="the bucket of 's3://no-such-bucket/archive' does not exist"):
             folder.replace("archive.json", b"{}", None)
         with pytest.raises(OSError, match="the bucket of 's3://no-such-bucket/archive' does not exist"):
             folder.add("log.jsonl.gz", LONG)
 
-    def test_a_copy_of_other_bytes_is_refused_and_not_kept(self, bucket: ObjectFolder, tmp_path: Path) -> None:
+    def test_a_copy_with_another_hash_is_refused_and_deleted(self, bucket: ObjectFolder, tmp_path: Path) -> None:
         bucket.add("a", b"forged")
         digest = hashlib.sha256(b"written").hexdigest()[:32]
         with pytest.raises(OSError, match="differs from what was uploaded"):
@@ -247,7 +241,7 @@ class TestBucket:
         bucket.add("a", b"written")
         assert bucket.path("a", digest).read_bytes() == b"written"
 
-    def test_a_hash_that_is_none_leads_to_no_other_file(self, bucket: ObjectFolder, tmp_path: Path) -> None:
+    def test_an_invalid_hash_cannot_address_other_files(self, bucket: ObjectFolder, tmp_path: Path) -> None:
         (other := tmp_path / "a").write_bytes(b"of somebody else")
         bucket.add("a", b"forged")
         for forged in (str(tmp_path), "../../..", ""):
@@ -255,7 +249,7 @@ class TestBucket:
                 bucket.path("a", forged)
         assert other.read_bytes() == b"of somebody else"
 
-    def test_a_copy_is_used_without_the_store(self, s3_server: S3Server, bucket: ObjectFolder) -> None:
+    def test_a_copy_is_used_without_the_bucket(self, s3_server: S3Server, bucket: ObjectFolder) -> None:
         digest = hashlib.sha256(b"1").hexdigest()[:32]
         bucket.add("a", b"1")
         bucket.path("a", digest)
@@ -270,14 +264,12 @@ class TestBucket:
         s3_server.thaw()
         assert data(bucket, "a") == b"1"
 
-    def test_a_file_of_unknown_hash_is_copied_anew_when_it_changes(self, bucket: ObjectFolder) -> None:
+    def test_a_file_without_a_hash_is_copied_again_when_it_changes(self, bucket: ObjectFolder) -> None:
         for content in (b"1", b"2"):
             bucket.add("a", content)
             assert bucket.path("a").read_bytes() == content
 
-    def test_other_copies_are_forgotten_and_downloads_that_nobody_ends(
-        self, bucket: ObjectFolder, tmp_path: Path
-    ) -> None:
+    def test_unused_copies_and_abandoned_downloads_are_deleted(self, bucket: ObjectFolder, tmp_path: Path) -> None:
         digest = hashlib.sha256(b"x").hexdigest()
         copies = {}
         for name in ("day=1/a", "day=1/b", "c"):
@@ -294,7 +286,7 @@ class TestBucket:
 
 
 class TestPlace:
-    def test_paths_and_urls_are_told_apart(self, tmp_path: Path) -> None:
+    def test_paths_and_urls_are_distinguished(self, tmp_path: Path) -> None:
         assert parse_place("archive/of s3") == Path("archive/of s3")
         for url in ("s3://bucket/some/prefix", "gs://bucket/p", "az://container/p"):
             place = parse_place(f"{url}/")
@@ -309,7 +301,7 @@ class TestPlace:
     @pytest.mark.parametrize(
         "url", ["http://host/x", "s3:///x", "s3://key:secret@bucket/x", "s3://bucket/x?token=secret", "s3://b/x#y"]
     )
-    def test_other_urls_are_refused_and_show_no_secret(self, url: str) -> None:
+    def test_other_urls_are_refused_without_showing_secrets(self, url: str) -> None:
         with pytest.raises(ValueError, match="://") as refused:
             parse_place(url)
         assert "secret" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Folders with data of users, which other users of the machine cannot open."""
+"""Folders with user data are private to their owner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_archive(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [open_store, open_archive])
-def test_a_folder_that_is_made_is_its_owner_s_and_another_keeps_its_permissions(
+def test_new_folders_are_private_and_existing_ones_keep_permissions(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / "data" / "made")
@@ -47,7 +47,7 @@ def test_a_folder_that_is_made_is_its_owner_s_and_another_keeps_its_permissions(
     assert S_IMODE(shared.stat().st_mode) == 0o750
 
 
-def test_copies_of_a_bucket_s_files_are_their_owner_s(s3: Callable[[], str], tmp_path: Path) -> None:
+def test_copies_of_bucket_files_are_private(s3: Callable[[], str], tmp_path: Path) -> None:
     bucket = ObjectFolder(s3(), tmp_path / "cache")
     bucket.add("a", b"of users")
     assert bucket.path("a").read_bytes() == b"of users"

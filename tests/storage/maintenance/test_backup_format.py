@@ -1,4 +1,4 @@
-"""A file that another program wrote or changed is refused by the line that is wrong."""
+"""Backup files written or changed by other programs are refused with the invalid line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_value_of_another_type_restores_nothing(tmp_path: Path, wrong: Any, sa
 
 @pytest.mark.parametrize("before", [b"", encoded_line(HEADER)])
 @pytest.mark.parametrize("line", [b"[" * 1_000_000, b"0" * MAX_LINE])
-def test_a_line_that_would_take_all_memory_or_depth_is_refused(tmp_path: Path, before: bytes, line: bytes) -> None:
+def test_a_line_of_excessive_size_or_depth_is_refused(tmp_path: Path, before: bytes, line: bytes) -> None:
     path = tmp_path / "log.gz"
     path.write_bytes(gzip.compress(before + line + b"\n"))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A tenant leaves: it is erased, and no other tenant is."""
+"""Erasure of a tenant leaves other tenants unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def users_in(store: UserStore, tenant: str) -> set[str]:
     return logged | folded | {user async for owner, user, _ in store.properties.of_users() if owner == tenant}
 
 
-async def test_all_users_of_a_tenant_are_erased_and_no_others_also_when_it_was_interrupted(
+async def test_all_users_of_a_tenant_are_erased_even_after_an_interruption(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(address, GENERATION) as store:
@@ -79,7 +79,7 @@ async def kept_of(store: UserStore, tenant: str) -> list[Any]:
     return [changes.entries, changes.codes, vectors, held, *scenarios, *counts, *served, audited]
 
 
-async def test_only_the_audit_log_of_a_tenant_stays(address: str) -> None:
+async def test_only_the_audit_log_of_a_tenant_remains(address: str) -> None:
     async with opened(address, GENERATION) as main, opened(address, GENERATION, tenant="a/b") as shop:
         await fill_items(main, "main", 3)
         await fill_items(shop, "a/b", 700)
@@ -96,7 +96,7 @@ async def test_only_the_audit_log_of_a_tenant_stays(address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-async def test_tenants_with_similar_names_keep_what_they_have(kind: str, tmp_path: Path) -> None:
+async def test_tenants_with_similar_names_keep_their_data(kind: str, tmp_path: Path) -> None:
     address, names = new_address(kind, tmp_path), ["*", "main", "a/b", "a", "a/b/c", "a%2Fb", "generations:a", "[a]"]
     async with AsyncExitStack() as stack:
         stores = {name: await stack.enter_async_context(opened(address, GENERATION, tenant=name)) for name in names}
@@ -114,7 +114,7 @@ async def test_tenants_with_similar_names_keep_what_they_have(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-async def test_nothing_else_of_an_erased_tenant_is_in_the_store(kind: str, tmp_path: Path) -> None:
+async def test_no_other_data_of_an_erased_tenant_remain(kind: str, tmp_path: Path) -> None:
     address = new_address(kind, tmp_path)
     async with opened(address, GENERATION, tenant="books") as store:
         await fill_items(store, "books", 3)
@@ -132,7 +132,7 @@ async def test_nothing_else_of_an_erased_tenant_is_in_the_store(kind: str, tmp_p
         assert {key.decode().removeprefix(f"{prefix}:{{items:books}}:") for key in found} == {"audit", "keys-seen"}
 
 
-async def test_a_kill_while_a_log_is_rewritten_leaves_no_id_of_a_merged_visitor(
+async def test_a_kill_during_a_log_rewrite_leaves_no_id_of_a_merged_visitor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def die(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""A generation that extends the served one takes over the states of whoever touched no new item, and folds the rest."""
+"""A generation that extends the served one takes over states without new items, and folds the others."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def plain_events(users: int, each: int) -> list[Event]:
 
 class TestTakingOver:
     @pytest.mark.usefixtures("small_pages_of_states")
-    async def test_states_of_known_items_are_taken_over_and_the_others_are_folded(self, address: str) -> None:
+    async def test_states_of_known_items_are_taken_over_and_others_folded(self, address: str) -> None:
         events = plain_events(20, 6)
         kinds = [
             click("n1", "user1", item=13),  # one of the new items
@@ -152,7 +152,7 @@ class TestTakingOver:
             await assert_states_are_those_of_the_log(store, user_ids, SERVED, WARM)
             assert await store.states("other", ["user1"], WARM, max_missing=0) == [None]
 
-    async def test_where_few_touched_new_items_no_other_log_is_read(self, address: str) -> None:
+    async def test_only_logs_with_new_items_are_read(self, address: str) -> None:
         events = plain_events(150, 2)
         async with opened(address, SERVED) as store:
             await append_all(store, [*events, click("new", "user3", item=12)])
@@ -165,7 +165,7 @@ class TestTakingOver:
             await assert_states_are_those_of_the_log(store, ["user2", "user3"], WARM)
 
     @pytest.mark.usefixtures("small_pages_of_states")
-    async def test_events_and_corrections_go_on_meanwhile(self, address: str) -> None:
+    async def test_events_and_corrections_continue_during_the_rebuild(self, address: str) -> None:
         events = plain_events(8, 4)
         user_ids = user_ids_of(events)
         turns = count()
@@ -192,7 +192,7 @@ class TestTakingOver:
             await store.append("main", [click(f"last {user_id}", user_id, item=13) for user_id in user_ids])
             await assert_states_are_those_of_the_log(store, user_ids, SERVED, WARM)
 
-    async def test_a_generation_that_extends_nothing_folds_everything(self, address: str) -> None:
+    async def test_an_unrelated_generation_folds_everything(self, address: str) -> None:
         events = plain_events(6, 4)
         other = replace(WARM, decay_rates=(0.0, 0.05, 0.7))
         async with opened(address, SERVED) as store:

@@ -1,4 +1,4 @@
-"""The servers of tests end with these, also when nobody is left to stop them."""
+"""Servers of tests end with the tests, even if these are killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START = """if True:
 
 
 @pytest.mark.usefixtures("interpreter_starts")
-def test_a_server_ends_when_its_tests_are_killed_and_not_with_a_thread_of_them() -> None:
+def test_a_server_ends_with_the_test_process_and_not_with_its_threads() -> None:
     command = [sys.executable, "-c", START, find_servers()["redis-server"]]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tests:
         assert tests.stdout is not None

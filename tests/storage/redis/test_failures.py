@@ -1,4 +1,4 @@
-"""A Redis server that fails in its own ways."""
+"""Failures specific to Redis servers."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ FROZEN_TIMEOUT_S = 0.3
 
 
 class TestFailures:
-    async def test_a_server_killed_under_load_loses_nothing_acknowledged_and_is_found_again(
-        self, server: RedisServer
-    ) -> None:
+    async def test_a_server_killed_under_load_loses_nothing_and_is_reconnected(self, server: RedisServer) -> None:
         acknowledged: list[str] = []
         refused: list[str] = []
         stopping = False
@@ -81,7 +79,7 @@ class TestFailures:
             for user_id in users:
                 await assert_state_is_fold_of_log(store, user_id)
 
-    def test_a_frozen_server_is_given_up_in_bounded_time_and_found_again(self, server: RedisServer) -> None:
+    def test_a_frozen_server_times_out_and_is_reconnected(self, server: RedisServer) -> None:
         async def law() -> None:
             async with opened(server.url) as patient, opened(server.url, socket_timeout_s=FROZEN_TIMEOUT_S) as store:
                 await until_applied(store, [click("before")])
@@ -104,7 +102,7 @@ class TestFailures:
 
         asyncio.run(law())
 
-    def test_a_connection_that_breaks_while_it_is_written_to_is_a_store_that_is_away(
+    def test_a_connection_broken_during_a_write_is_storage_unavailable(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """uvloop, on which the service runs, says so with a RuntimeError, which redis-py passes on."""
@@ -143,7 +141,7 @@ class TestFailures:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(law())
 
-    async def test_a_full_server_refuses_events_whole_and_can_be_read(self, server: RedisServer) -> None:
+    async def test_a_full_server_refuses_whole_requests_and_stays_readable(self, server: RedisServer) -> None:
         async with opened(server.url) as store:
             await store.append("main", [click("before", user_id) for user_id in ("u", "v")])
             server.client.config_set("maxmemory", 1)
@@ -162,7 +160,7 @@ class TestFailures:
             assert await ids(store) == ["before", "after"]
             await assert_state_is_fold_of_log(store)
 
-    async def test_a_replica_refuses_events_and_can_be_read(self, server: RedisServer) -> None:
+    async def test_a_replica_refuses_events_and_stays_readable(self, server: RedisServer) -> None:
         async with opened(server.url) as store:
             await store.append("main", [click("before")])
             server.client.replicaof("127.0.0.1", "1")
@@ -175,7 +173,7 @@ class TestFailures:
             await store.append("main", [click("after")])
             assert await ids(store) == ["before", "after"]
 
-    async def test_scripts_that_the_server_has_lost_are_given_to_it_again(self, server: RedisServer) -> None:
+    async def test_lost_scripts_are_loaded_again(self, server: RedisServer) -> None:
         users = in_other_partitions(20)
         async with opened(server.url) as store:
             for round_ in range(3):
@@ -186,7 +184,7 @@ class TestFailures:
                 assert len(await ids(store, users[0])) == round_ + 1
             await assert_state_is_fold_of_log(store, users[0])
 
-    async def test_a_server_that_is_not_there_yet_is_waited_for(
+    async def test_a_server_that_starts_later_is_waited_for(
         self, any_server: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         any_server.kill()
@@ -199,9 +197,7 @@ class TestFailures:
             await store.append("main", [click("e")])
             assert await ids(store) == ["e"]
 
-    async def test_a_request_that_is_applied_in_part_says_in_which_and_may_be_sent_again(
-        self, server: RedisServer
-    ) -> None:
+    async def test_a_partly_applied_request_names_the_part_and_can_be_retried(self, server: RedisServer) -> None:
         users = in_other_partitions(5)
         events = [click(f"e{number}", user_id) for user_id in users for number in range(2)]
         broken = Keyspace(PREFIX, PARTITIONS).user("main", users[3]).log
@@ -217,7 +213,7 @@ class TestFailures:
             for user_id in users:
                 await assert_state_is_fold_of_log(store, user_id)
 
-    async def test_a_lost_log_entry_fails_only_who_needs_it(self, any_server: RedisServer) -> None:
+    async def test_a_lost_log_entry_fails_only_its_readers(self, any_server: RedisServer) -> None:
         broken, sound = in_other_partitions(2)
         async with opened(any_server.url) as store:
             await store.append("main", [click("e", broken), click("e", sound)])
@@ -236,7 +232,7 @@ class TestFailures:
 class TestMissingData:
     """What a server lacks, for seconds or for good, is not taken for what never was."""
 
-    async def test_a_node_that_does_not_find_its_cluster_yet_is_not_trusted(
+    async def test_a_node_that_has_not_joined_its_cluster_is_not_trusted(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """For seconds after its start a node of a cluster tells its state, and reads no keys."""
@@ -262,7 +258,9 @@ class TestMissingData:
             monkeypatch.undo()
             assert "has lost acknowledged events" in await refusal(store, new)
 
-    async def test_what_follows_from_missing_data_is_not_said(self, any_server: RedisServer, tmp_path: Path) -> None:
+    async def test_corrections_are_refused_while_data_are_missing(
+        self, any_server: RedisServer, tmp_path: Path
+    ) -> None:
         """Undos and merges of what the server lacks are refused, and not answered as if it had never been."""
         async with opened(any_server.url) as store:
             older = any_server.copy_data(tmp_path / "older")
@@ -286,7 +284,7 @@ class TestMissingData:
             assert await ids(store, "visitor") == await ids(store, "ada")
 
     @pytest.mark.parametrize("is_archived", [False, True], ids=["in Redis", "archived"])
-    async def test_an_erasure_waits_for_the_repair_of_a_visitor_who_may_be_merged(
+    async def test_an_erasure_waits_for_the_repair_of_a_possibly_merged_visitor(
         self, any_server: RedisServer, tmp_path: Path, is_archived: bool
     ) -> None:
         users = Keyspace(PREFIX, FEW_PARTITIONS)

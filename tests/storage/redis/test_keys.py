@@ -1,4 +1,4 @@
-"""The values that the Redis store keeps, and their keys."""
+"""Keys and values of the Redis store."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_reference_has_each_key_with_its_type(server: RedisServer) -> 
 
 class TestData:
     @pytest.mark.parametrize("damage", ["gone", "short", "other layout", "not a number", "of the future"])
-    def test_a_state_that_is_gone_or_unusable_is_folded_again(self, any_server: RedisServer, damage: str) -> None:
+    def test_a_missing_or_unusable_state_is_folded_again(self, any_server: RedisServer, damage: str) -> None:
         def do_damage() -> None:
             (key,) = any_server.client.keys("*:state:*")
             value = any_server.client.get(key)
@@ -88,7 +88,7 @@ class TestData:
 
         asyncio.run(law())
 
-    async def test_states_without_events_for_long_expire_and_are_folded_again(self, any_server: RedisServer) -> None:
+    async def test_idle_states_expire_and_are_folded_again(self, any_server: RedisServer) -> None:
         async with opened(any_server.url) as store:
             await store.append("main", [click("e")])
             (key,) = any_server.client.keys("*:state:*")
@@ -102,7 +102,7 @@ class TestData:
             await assert_state_is_fold_of_log(store)
             assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400  # what was folded again expires too
 
-    async def test_a_rebuild_keeps_no_state_longer_than_its_user_is_idle(self, any_server: RedisServer) -> None:
+    async def test_a_rebuild_keeps_the_expiry_of_idle_users(self, any_server: RedisServer) -> None:
         newer, now_us = make_newer(), time.time_ns() // 1000
         async with opened(any_server.url, state_ttl_days=7) as store:
             for days in (0, 5, 8):
@@ -112,7 +112,7 @@ class TestData:
             days_left = {key.decode().rpartition("/")[2]: any_server.client.ttl(key) / DAY_S for key in keys}
             assert days_left == pytest.approx({"idle0": 7, "idle5": 2}, abs=0.1)
 
-    async def test_a_rebuild_lets_states_expire_that_were_written_before_any_did(self, any_server: RedisServer) -> None:
+    async def test_a_rebuild_sets_the_expiry_of_older_states(self, any_server: RedisServer) -> None:
         now_us = time.time_ns() // 1000
         async with opened(any_server.url) as store:
             for days in (0, 5, 8):
@@ -124,7 +124,7 @@ class TestData:
             assert days_left == pytest.approx({"idle0": 7, "idle5": 2}, abs=0.1)
             await assert_state_is_fold_of_log(store, user_id="idle8")
 
-    async def test_a_state_takes_no_more_memory_after_thirty_times_as_many_events(self, server: RedisServer) -> None:
+    async def test_memory_of_a_state_does_not_grow_with_events(self, server: RedisServer) -> None:
         async with opened(server.url) as store:
             lengths, usage = [], []
             for start, end in ((0, 200), (200, 3000), (3000, 6000)):
@@ -146,14 +146,14 @@ class TestData:
         hash_tags = [key[key.index("{") + 1 : key.index("}")] for key in keys]
         assert set(hash_tags) <= {"p0", "p1", "p2", "p3"}
 
-    async def test_prefixes_are_apart(self, any_server: RedisServer) -> None:
+    async def test_prefixes_are_isolated(self, any_server: RedisServer) -> None:
         async with opened(f"{any_server.url} one") as one, opened(f"{any_server.url} two") as two:
             await one.append("main", [click("e")])
             assert await two.states("main", ["u"], GENERATION) == [None]
             assert {key.split(b":")[0] for key in any_server.client.scan_iter()} == {b"one", b"two"}
 
 
-async def test_a_user_whose_id_looks_like_a_key_is_no_state_of_another(any_server: RedisServer) -> None:
+async def test_a_user_id_that_looks_like_a_key_does_not_collide(any_server: RedisServer) -> None:
     other, own = b"no model".hex(), GENERATION.tag.hex()
     users = ["x}:state:y", f"x}}:state:{other}:main/y", f"x}}:state:{own}:main/y", "x}:aside:y", "y"]
     async with opened(any_server.url) as store:
@@ -174,7 +174,7 @@ async def test_a_user_whose_id_looks_like_a_key_is_no_state_of_another(any_serve
 
 
 @pytest.mark.parametrize("command", ["GET", "HDEL", "HSET", "SET"])
-async def test_a_generation_that_is_activated_and_dropped_at_once_keeps_its_name(
+async def test_a_generation_activated_while_dropped_keeps_its_name(
     any_server: RedisServer, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     named = NamedGeneration("model", GENERATION.tag)

@@ -1,4 +1,4 @@
-"""Properties of many items at once, which the store or Redis merges with those that are stored."""
+"""Properties of many items at once, merged with stored ones by the store or by Redis."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def with_patches(values: Values, patches: Sequence[Patch]) -> Values:
 @pytest.mark.usefixtures("way")
 @given(STEPS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_are_those_of_one_patch_after_the_other(server: RedisServer, steps: list[list[Patch] | str]) -> None:
+def test_equal_sequential_patches(server: RedisServer, steps: list[list[Patch] | str]) -> None:
     async def law() -> None:
         tenant, expected = fresh_user(), Values()
         async with opened(server.url) as store:
@@ -81,7 +81,7 @@ def test_are_those_of_one_patch_after_the_other(server: RedisServer, steps: list
 
 @pytest.mark.usefixtures("every_put_reads_first")
 @pytest.mark.parametrize("removed", [False, True])
-def test_keep_what_another_process_sets_or_removes_in_between(
+def test_keep_concurrent_changes_of_another_process(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, *, removed: bool
 ) -> None:
     async def law() -> None:
@@ -107,7 +107,7 @@ def test_keep_what_another_process_sets_or_removes_in_between(
 
 
 @pytest.mark.usefixtures("every_put_reads_first")
-def test_of_which_only_some_could_be_read_are_all_set(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_are_all_set_even_if_only_some_could_be_read(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
         async with opened(server.url) as store:
             first: list[Patch] = [(f"item-{n}", {"brand": "x" * 100}) for n in range(20)]
@@ -121,7 +121,7 @@ def test_of_which_only_some_could_be_read_are_all_set(server: RedisServer, monke
     asyncio.run(law())
 
 
-def test_few_are_not_read_before(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_are_read_first_only_if_many(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
         async with opened(server.url) as store:
             reads: list[str] = []
@@ -138,9 +138,7 @@ def test_few_are_not_read_before(server: RedisServer, monkeypatch: pytest.Monkey
     asyncio.run(law())
 
 
-def test_of_long_stored_ones_are_merged_in_steps_between_which_others_have_their_turn(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_are_merged_in_steps_that_let_others_run(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(server.url) as store, opened(server.url) as other:
@@ -161,9 +159,7 @@ def test_of_long_stored_ones_are_merged_in_steps_between_which_others_have_their
     asyncio.run(law())
 
 
-def test_a_value_that_is_refused_changes_nothing_though_there_would_be_steps(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuse_invalid_values_before_any_step(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(server.url) as store:
@@ -195,9 +191,7 @@ def work_after(step: int, work: Callable[[], Awaitable[object]], monkeypatch: py
     assert next(calls) > step
 
 
-def test_what_others_change_between_two_steps_asks_for_a_repetition(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeat_if_others_change_them_between_steps(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(server.url) as store, opened(server.url) as other:
@@ -225,9 +219,7 @@ def test_what_others_change_between_two_steps_asks_for_a_repetition(
     asyncio.run(law())
 
 
-def test_a_property_that_is_removed_between_two_steps_stays_removed(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keep_removals_between_steps(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(server.url) as store, opened(server.url) as other:

@@ -1,4 +1,4 @@
-"""The rounds of the Redis store: what they share, wait for and leave behind."""
+"""Rounds of the Redis store: batching, waiting and bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE_S, until
 
 
 class TestRounds:
-    def test_a_state_far_behind_is_caught_up_while_events_go_on(self, any_server: RedisServer) -> None:
+    def test_a_lagging_state_is_caught_up_under_load(self, any_server: RedisServer) -> None:
         long_log = [click(f"e{number}", item=number % 12) for number in range(5 * MAX_MISSING_IN_ROUND)]
         newer = make_generation(tag=b"gen two\0", seed=1)
 
@@ -112,7 +112,7 @@ class TestRounds:
         assert sum(rounds) == len(events)
         assert max(rounds) < storage.redis.writer.MAX_ROUND + largest_part
 
-    def test_a_new_generation_catches_up_while_old_ones_go_on_appending(self, any_server: RedisServer) -> None:
+    def test_a_new_generation_catches_up_while_old_ones_append(self, any_server: RedisServer) -> None:
         newer = make_generation(tag=b"gen two\0", seed=1)
         long_log = [click(f"e{number}", item=number % 12) for number in range(10 * MAX_MISSING_IN_ROUND)]
 
@@ -147,7 +147,7 @@ class TestRounds:
 
         asyncio.run(law())
 
-    def test_nobody_who_waits_reads_a_log_from_its_beginning_that_is_too_long(
+    def test_too_long_logs_are_folded_in_the_background(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As after an undo: the state is folded anew, in the background."""
@@ -175,9 +175,7 @@ class TestRounds:
 
         asyncio.run(law())
 
-    def test_a_server_that_is_too_slow_is_not_waited_for(
-        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_too_slow_server_times_out(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(storage.redis.writer, "MAX_ROUND", 1)
 
         async def law() -> None:
@@ -203,7 +201,7 @@ class TestRounds:
 
         asyncio.run(law())
 
-    def test_what_arrives_together_shares_round_trips(self, any_server: RedisServer) -> None:
+    def test_concurrent_requests_share_round_trips(self, any_server: RedisServer) -> None:
         def calls(command: str) -> int:
             return int(any_server.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
@@ -218,7 +216,7 @@ class TestRounds:
 
         asyncio.run(law())
 
-    def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(
+    def test_a_full_queue_refuses_at_once_and_answers_accepted_requests(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("storage.group_commit.MAX_WAITING", 10)
@@ -237,7 +235,7 @@ class TestRounds:
 
         asyncio.run(law())
 
-    def test_a_waiter_cancelled_in_the_queue_is_taken_back(self, any_server: RedisServer) -> None:
+    def test_a_cancelled_waiter_leaves_the_queue(self, any_server: RedisServer) -> None:
         async def law() -> None:
             async with opened(any_server.url) as store:
                 any_server.freeze()
@@ -268,7 +266,7 @@ class TestRounds:
         asyncio.run(law())
 
 
-def test_damaged_users_among_many_that_are_read_together_fail_alone(server: RedisServer) -> None:
+def test_damaged_users_fail_alone_in_a_batch(server: RedisServer) -> None:
     async def law() -> None:
         users = [f"user-{n}" for n in range(2 * READ_TOGETHER + 9)]
         damaged = {users[3], users[READ_TOGETHER], users[-1]}
@@ -288,7 +286,7 @@ def test_damaged_users_among_many_that_are_read_together_fail_alone(server: Redi
     asyncio.run(law())
 
 
-def test_a_state_that_is_read_while_its_user_is_erased_is_of_what_came_since(
+def test_a_state_read_during_an_erasure_has_only_later_events(
     any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = make_generation(tag=b"gen two\0", seed=1)

@@ -1,4 +1,4 @@
-"""Several Redis stores that append to the same users."""
+"""Concurrent writers to the same users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class TestManyWriters:
-    def test_processes_with_hot_users_and_resends_count_every_event_once(self, server: RedisServer) -> None:
+    def test_concurrent_processes_count_every_event_once(self, server: RedisServer) -> None:
         processes, events = 4, 1200
         command = [sys.executable, "-m", "tests.storage.processes.append_shared", f"redis:{server.url} {PREFIX}"]
         writers = [
@@ -48,7 +48,7 @@ class TestManyWriters:
 
         asyncio.run(law())
 
-    async def test_a_refused_commit_is_folded_again_on_what_came_in_between(
+    async def test_a_refused_commit_is_folded_again_on_newer_events(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Between reading and committing somebody else appends so much that the ring forgets the event's id."""
@@ -60,7 +60,7 @@ class TestManyWriters:
             assert await ids(store) == [*(event.event_id for event in others), "own"]
             await assert_state_is_fold_of_log(store)
 
-    async def test_a_refused_user_holds_up_nobody_else_of_the_partition(
+    async def test_a_refused_user_does_not_delay_its_partition(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with opened(any_server.url, partitions=1) as store, opened(any_server.url, partitions=1) as other:
@@ -74,7 +74,7 @@ class TestManyWriters:
             for user_id in "ab":
                 await assert_state_is_fold_of_log(store, user_id)
 
-    def test_what_a_refusal_says_holds_for_all_requests_of_the_next_round(
+    def test_the_reason_of_a_refusal_applies_to_the_whole_next_round(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Otherwise each resend of an event that the ring has forgotten would have all events of its user refused."""
@@ -116,7 +116,7 @@ class TestManyWriters:
             assert all(answer.duplicate for answer in await store.append("main", again))
             await assert_state_is_fold_of_log(store)
 
-    async def test_who_is_always_too_slow_gives_up(
+    async def test_a_writer_that_always_loses_the_race_gives_up(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 1.0)

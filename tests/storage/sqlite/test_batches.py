@@ -1,4 +1,4 @@
-"""Laws of statements for many rows: all rows come back as SQLite has them, however few statements there are."""
+"""Statements for many rows return every row, however few statements there are."""
 
 import sqlite3
 from contextlib import closing
@@ -20,18 +20,18 @@ ROWS = st.lists(st.tuples(TEXTS, st.integers(-(2**63), 2**63 - 1) | st.none(), s
 
 
 @given(ROWS, st.sampled_from([(1,), (3, 1), (64, 8, 1)]))
-def test_aggregated_rows_come_back_in_order(rows: list[tuple[object, ...]], sizes: tuple[int, ...]) -> None:
+def test_aggregated_rows_keep_their_order(rows: list[tuple[object, ...]], sizes: tuple[int, ...]) -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         assert rows_with_blobs(execute_in_batches(db, ECHO, rows, sizes=sizes)) == [list(row) for row in rows]
 
 
-def test_more_rows_than_one_statement_takes_come_back_in_order() -> None:
+def test_rows_beyond_one_statement_keep_their_order() -> None:
     rows = [(f"{number}", None, b"\0" * (number % 5)) for number in range(600)]
     with closing(sqlite3.connect(":memory:")) as db:
         assert rows_with_blobs(execute_in_batches(db, ECHO, rows)) == [list(row) for row in rows]
 
 
-def test_a_sqlite_that_cuts_blobs_or_has_no_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsuitable_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         require_aggregates(db)
         for probe in (PROBE.replace("group_concat(column1, '')", "'a'"), PROBE.replace("json_array(", "no_json(")):
@@ -40,7 +40,7 @@ def test_a_sqlite_that_cuts_blobs_or_has_no_json_is_refused(monkeypatch: pytest.
                 require_aggregates(db)
 
 
-def test_there_is_one_statement_for_as_many_rows_as_fit() -> None:
+def test_statements_contain_as_many_rows_as_fit() -> None:
     statements: list[str] = []
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         db.execute("CREATE TABLE numbers (number INTEGER)")

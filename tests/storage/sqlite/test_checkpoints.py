@@ -1,4 +1,4 @@
-"""The write-ahead log stays short and without erased copies, whoever reads, and whoever reads holds nobody up."""
+"""WAL checkpoints: the log stays short and free of erased data, and readers and writers do not block each other."""
 
 import asyncio
 import sqlite3
@@ -44,7 +44,7 @@ def log_bytes(directory: Path) -> int:
     return (directory / f"{FILE_NAME}-wal").stat().st_size
 
 
-def test_erasing_beside_a_reader_of_another_program_holds_nobody_up(tmp_path: Path) -> None:
+def test_erasing_beside_a_foreign_reader_blocks_nobody(tmp_path: Path) -> None:
     async def law() -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION])
         await store.append("main", secret_events(50))
@@ -72,7 +72,7 @@ def test_erasing_beside_a_reader_of_another_program_holds_nobody_up(tmp_path: Pa
     asyncio.run(law())
 
 
-async def test_the_log_stays_short_where_somebody_always_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wal_stays_short_under_constant_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short transactions that overlap, so that no checkpoint of SQLite's own ever finds a moment without a reader."""
     most = 1 << 20
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "MAX_LOG_BYTES", most)
@@ -105,7 +105,7 @@ async def test_the_log_stays_short_where_somebody_always_reads(tmp_path: Path, m
     await store.close()
 
 
-async def test_the_log_grows_beside_one_long_read_with_a_warning_and_is_emptied_after_it(
+async def test_the_wal_grows_during_a_long_read_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No checkpoint can restart the log while a transaction reads what there was before it."""
@@ -126,7 +126,7 @@ async def test_the_log_grows_beside_one_long_read_with_a_warning_and_is_emptied_
     await store.close()
 
 
-def test_a_request_while_the_log_is_emptied_is_answered_after_the_next_time(tmp_path: Path) -> None:
+def test_a_request_during_a_checkpoint_waits_for_the_next_one(tmp_path: Path) -> None:
     """What was committed just before the request may still be in the log after this time."""
     connection = connect(tmp_path / FILE_NAME)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -151,7 +151,7 @@ def test_a_request_while_the_log_is_emptied_is_answered_after_the_next_time(tmp_
 
 
 class TestErasingInSteps:
-    async def test_events_of_whoever_is_being_erased_are_refused_and_no_others(
+    async def test_events_are_refused_only_of_users_being_erased(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(corrections, "ERASED_AT_ONCE", 3)
@@ -184,7 +184,7 @@ class TestErasingInSteps:
         assert [entry.record.entry_id for entry in await store.events("main", "visitor")] == ["a"]
         await store.close()
 
-    async def test_nobody_is_merged_with_whoever_is_being_erased_nor_gets_properties(self, tmp_path: Path) -> None:
+    async def test_users_being_erased_cannot_be_merged_or_get_properties(self, tmp_path: Path) -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION])
         await store.append("main", [click("a", "gone"), click("b", "other")])
         database = Database(tmp_path / FILE_NAME)
@@ -203,7 +203,7 @@ class TestErasingInSteps:
         assert (await store.events("main", "gone"))[0].record.entry_id.endswith("/b")
         await store.close()
 
-    async def test_an_erasure_that_was_interrupted_ends_when_the_store_is_opened(self, tmp_path: Path) -> None:
+    async def test_an_interrupted_erasure_is_completed_at_opening(self, tmp_path: Path) -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION])
         await store.append("main", [*secret_events(20), click("kept", "other")])
         await store.merge("main", "gone", "visitor")

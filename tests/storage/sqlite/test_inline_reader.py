@@ -1,4 +1,4 @@
-"""Reads on the event loop: they answer what the readers' threads answer, or leave it to them."""
+"""Reads on the event loop: equal to those of reader threads, or left to them."""
 
 import asyncio
 import sqlite3
@@ -78,7 +78,7 @@ async def test_states_read_on_the_loop_equal_those_of_the_threads(
 
 
 @pytest.mark.parametrize("length", [0, 1, SHORT_LOG, SHORT_LOG + 1])
-async def test_a_log_read_on_the_loop_is_that_of_the_threads(
+async def test_logs_read_on_the_loop_equal_those_of_the_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     monkeypatch.setattr(sqlite_database, "SLOW_READ_S", inf)
@@ -102,7 +102,7 @@ async def test_a_log_read_on_the_loop_is_that_of_the_threads(
     await store.close()
 
 
-def test_after_a_slow_read_threads_read_for_a_while(reader: InlineReader) -> None:
+def test_a_slow_read_moves_reads_to_threads_for_a_while(reader: InlineReader) -> None:
     def slow(db: sqlite3.Connection) -> int:
         time.sleep(2 * SLOW_READ_S)
         return one(db)
@@ -112,7 +112,7 @@ def test_after_a_slow_read_threads_read_for_a_while(reader: InlineReader) -> Non
     assert reader.run(one) == 1
 
 
-def test_what_fails_is_left_to_a_thread(reader: InlineReader, tmp_path: Path) -> None:
+def test_failed_reads_are_left_to_a_thread(reader: InlineReader, tmp_path: Path) -> None:
     assert reader.run(lambda db: db.execute("SELECT 1 FROM nowhere").fetchone()) is None
     with closing(connect(tmp_path / FILE_NAME)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -120,7 +120,7 @@ def test_what_fails_is_left_to_a_thread(reader: InlineReader, tmp_path: Path) ->
         other.execute("ROLLBACK")
 
 
-def test_the_connection_is_one_threads_at_a_time(reader: InlineReader) -> None:
+def test_the_connection_is_used_by_one_thread_at_a_time(reader: InlineReader) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
 
     def long(db: sqlite3.Connection) -> int:

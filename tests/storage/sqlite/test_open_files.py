@@ -1,4 +1,4 @@
-"""A file that is removed, replaced or overwritten while it is in use takes nothing more, and keeps what it took."""
+"""A database removed, replaced or overwritten while in use accepts nothing more, and keeps acknowledged events."""
 
 import asyncio
 import os
@@ -50,7 +50,7 @@ DAMAGES = [remove, remove_log, remove_index, replace, move_away]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_nothing_is_acknowledged_any_more_and_the_reason_is_known_at_once(
+async def test_nothing_more_is_acknowledged_with_an_immediate_reason(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     directory = tmp_path / "state"
@@ -67,7 +67,7 @@ async def test_nothing_is_acknowledged_any_more_and_the_reason_is_known_at_once(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_it_is_noticed_within_a_second_without_any_request(
+async def test_damage_is_detected_within_a_second_without_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
 ) -> None:
     """By the first check that begins afterwards; between two checks there is at most half a second."""
@@ -88,7 +88,7 @@ async def test_it_is_noticed_within_a_second_without_any_request(
     await store.close()
 
 
-def test_a_file_that_is_damaged_while_it_is_opened_is_named(tmp_path: Path) -> None:
+def test_a_file_damaged_during_opening_is_named(tmp_path: Path) -> None:
     """The store opens a connection after another, and the file may change between them."""
     database = Database(tmp_path / FILE_NAME)
     remove(tmp_path)
@@ -98,9 +98,7 @@ def test_a_file_that_is_damaged_while_it_is_opened_is_named(tmp_path: Path) -> N
     asyncio.run(database.close())
 
 
-def test_a_database_that_cannot_be_opened_leaves_no_connection_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_open_leaves_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python closes it by itself, later, and warns of it from 3.13 on."""
     opened: list[sqlite3.Connection] = []
 
@@ -118,7 +116,7 @@ def test_a_database_that_cannot_be_opened_leaves_no_connection_open(
             connection.execute("SELECT 1")
 
 
-def test_every_acknowledged_event_is_in_the_file_when_it_is_put_back(tmp_path: Path) -> None:
+def test_a_file_put_back_has_every_acknowledged_event(tmp_path: Path) -> None:
     """A process goes on posting while its file is taken away, replaced and put back, again and again."""
     directory, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
 
@@ -243,7 +241,7 @@ async def logged_ids(store: SQLiteStore) -> set[str]:
 
 class TestOverwrittenInPlace:
     @pytest.mark.parametrize("damage", OVERWRITES)
-    async def test_nothing_is_acknowledged_by_any_process_and_the_right_files_heal(
+    async def test_processes_acknowledge_nothing_until_the_files_are_restored(
         self, tmp_path: Path, damage: Callable[[Path, Path], None]
     ) -> None:
         directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
@@ -270,7 +268,7 @@ class TestOverwrittenInPlace:
         await other.close()
         await store.close()
 
-    async def test_a_service_that_ends_copies_nothing_into_other_files(self, tmp_path: Path) -> None:
+    async def test_shutdown_copies_nothing_into_other_files(self, tmp_path: Path) -> None:
         """SQLite itself copies the write-ahead log into whatever is there, and removes it."""
         directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
         store = await SQLiteStore.open(directory, [GENERATION])
@@ -285,7 +283,7 @@ class TestOverwrittenInPlace:
         assert await logged_ids(again) == set(appended)
         await again.close()
 
-    async def test_an_older_main_file_beside_the_log_of_a_newer_one_is_not_opened(self, tmp_path: Path) -> None:
+    async def test_an_older_main_file_beside_a_newer_wal_is_refused(self, tmp_path: Path) -> None:
         directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
         store = await SQLiteStore.open(directory, [GENERATION])
         appended = await grow([store], directory, [older])
@@ -303,7 +301,7 @@ class TestOverwrittenInPlace:
         assert await logged_ids(again) == set(appended)
         await again.close()
 
-    async def test_numbers_of_commits_may_begin_anew(self, tmp_path: Path) -> None:
+    async def test_commit_counters_may_wrap_around(self, tmp_path: Path) -> None:
         for number in (2**31 - 3, -3):
             with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
                 connection.execute(f"PRAGMA application_id = {number}")

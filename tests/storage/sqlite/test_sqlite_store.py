@@ -1,4 +1,4 @@
-"""What only the embedded store has: its file, its schema, its queue and its groups."""
+"""Specifics of the embedded store: its file, schema, queue and group commits."""
 
 import asyncio
 import sqlite3
@@ -47,7 +47,7 @@ def change(directory: Path, sql: str) -> None:
         connection.execute(sql)
 
 
-async def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(
+async def test_a_full_queue_refuses_at_once_and_answers_accepted_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage.sqlite.connections.writer_thread.MAX_WAITING", 10)
@@ -64,7 +64,7 @@ async def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(
     await store.close()
 
 
-async def test_an_empty_queue_accepts_more_at_once_than_may_wait(
+async def test_an_empty_queue_accepts_one_request_beyond_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage.sqlite.connections.writer_thread.MAX_WAITING", 10)
@@ -74,7 +74,7 @@ async def test_an_empty_queue_accepts_more_at_once_than_may_wait(
     await store.close()
 
 
-async def test_visits_of_many_users_leave_room_for_events(tmp_path: Path) -> None:
+async def test_visits_of_many_users_leave_queue_space_for_events(tmp_path: Path) -> None:
     """A flush of trends may have ten times as many visits as events may wait."""
     store = await SQLiteStore.open(tmp_path, [GENERATION])
     visits = [Visit("cup", number.to_bytes(4, "big"), 1.0) for number in range(100_000)]
@@ -89,7 +89,7 @@ async def test_visits_of_many_users_leave_room_for_events(tmp_path: Path) -> Non
     await store.close()
 
 
-async def test_what_many_requests_want_is_logged_and_folded_together_and_each_gets_its_own_answers(
+async def test_concurrent_requests_share_a_commit(
     tmp_path: Path,
 ) -> None:
     store = await SQLiteStore.open(tmp_path, [GENERATION])
@@ -109,7 +109,7 @@ async def test_what_many_requests_want_is_logged_and_folded_together_and_each_ge
     await store.close()
 
 
-async def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> None:
+async def test_a_cancelled_waiter_leaves_the_queue(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path, [GENERATION])
     with write_lock(tmp_path):
         first = await begun(store, click("first"))
@@ -123,7 +123,7 @@ async def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> 
     await store.close()
 
 
-async def test_a_loop_that_ends_while_its_write_waits_disturbs_no_other_loop(tmp_path: Path) -> None:
+async def test_a_closed_event_loop_does_not_disturb_others(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path, [GENERATION])
 
     async def write_and_leave() -> None:
@@ -144,7 +144,7 @@ async def test_a_loop_that_ends_while_its_write_waits_disturbs_no_other_loop(tmp
     await store.close()
 
 
-async def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path) -> None:
+async def test_an_invalid_request_fails_alone_without_effect(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path, [GENERATION])
     too_large_for_sqlite = [click("half applied?"), click("odd", timestamp_us=2**70)]
     with write_lock(tmp_path):  # so that the requests form a group
@@ -163,7 +163,7 @@ async def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path
     await store.close()
 
 
-async def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
+async def test_a_long_lock_fails_all_waiters_and_the_store_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage.sqlite.database, "BUSY_TIMEOUT_S", 0.2)
@@ -186,7 +186,7 @@ async def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recov
         "UPDATE states SET value = CAST(x'63' || substr(value, 2) AS BLOB)",  # another layout version
     ],
 )
-async def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path, damage: str) -> None:
+async def test_a_missing_or_unreadable_state_is_folded_again(tmp_path: Path, damage: str) -> None:
     store = await SQLiteStore.open(tmp_path, [GENERATION])
     events = [click(f"e{number}", item=number % 12) for number in range(30)]
     await store.append("main", events)
@@ -199,9 +199,7 @@ async def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path
     await store.close()
 
 
-async def test_a_short_log_comes_with_the_state_that_is_up_to_date(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_short_log_is_read_with_its_current_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.sqlite.states, "SHORT_LOG", 4)
     store = await SQLiteStore.open(tmp_path, [GENERATION])
     with_state = EventFilter(state_of=GENERATION)
@@ -244,14 +242,14 @@ async def test_a_state_that_cannot_be_saved_is_served(tmp_path: Path, monkeypatc
     await store.close()
 
 
-async def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+async def test_a_newer_schema_is_refused_with_a_remedy(tmp_path: Path) -> None:
     await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
     change(tmp_path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(StorageError, match=r"newer lisarec.*another directory"):
         await SQLiteStore.open(tmp_path, [GENERATION])
 
 
-async def test_an_earlier_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+async def test_an_earlier_schema_is_refused_with_a_remedy(tmp_path: Path) -> None:
     await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
     for version in range(1, SCHEMA_VERSION):
         change(tmp_path, f"PRAGMA user_version = {version}")
@@ -259,7 +257,7 @@ async def test_an_earlier_schema_is_refused_with_the_way_out(tmp_path: Path) -> 
             await SQLiteStore.open(tmp_path, [GENERATION])
 
 
-def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     (tmp_path / FILE_NAME).write_text("not a database, but long enough to be looked at as one" * 100)
     for directory in (tmp_path / "file", tmp_path):
@@ -276,7 +274,7 @@ def test_commits_are_synced(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-async def test_the_folder_of_the_file_has_its_name_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_folder_of_the_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite syncs only the names in it."""
     disk, folder = Disk(monkeypatch), tmp_path / "new" / "state"
     store = await SQLiteStore.open(folder, [GENERATION])
@@ -285,9 +283,7 @@ async def test_the_folder_of_the_file_has_its_name_on_the_disk(tmp_path: Path, m
     await store.close()
 
 
-async def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lagging_state_is_folded_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.sqlite.append, "MAX_MISSING_ENTRIES", 5)
     monkeypatch.setattr(storage.sqlite.catch_up, "MAX_MISSING_ENTRIES", 5)
     newer = make_generation(tag=b"gen two\0", seed=1)
@@ -316,7 +312,7 @@ async def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
     await store.close()
 
 
-async def test_a_store_takes_nothing_more_as_soon_as_it_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closing_store_accepts_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.sqlite.append, "MAX_MISSING_ENTRIES", 5)
     is_folding, may_go_on = threading.Event(), threading.Event()
     newer = make_generation(tag=b"gen two\0", seed=1)
@@ -343,7 +339,7 @@ async def test_a_store_takes_nothing_more_as_soon_as_it_closes(tmp_path: Path, m
     await closing_store
 
 
-async def test_a_rebuild_keeps_no_state_longer_than_its_user_is_idle(tmp_path: Path) -> None:
+async def test_a_rebuild_keeps_the_expiry_of_idle_users(tmp_path: Path) -> None:
     newer, now_us = make_generation(tag=b"gen two\0", seed=1), time.time_ns() // 1000
     users = ["idle0", "idle5", "idle9"]
     store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
@@ -358,9 +354,7 @@ async def test_a_rebuild_keeps_no_state_longer_than_its_user_is_idle(tmp_path: P
 
 
 @pytest.mark.parametrize("max_missing", [0, None])
-async def test_the_state_of_an_idle_user_who_returns_is_not_folded_again_after_each_sweep(
-    tmp_path: Path, max_missing: int | None
-) -> None:
+async def test_a_returning_user_s_state_survives_the_next_sweep(tmp_path: Path, max_missing: int | None) -> None:
     """Whether the read folds it or, because of a long log, the background does."""
     newer, long_ago_us = make_generation(tag=b"gen two\0", seed=1), time.time_ns() // 1000 - 9 * DAY_S * 1_000_000
     store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
@@ -374,9 +368,7 @@ async def test_the_state_of_an_idle_user_who_returns_is_not_folded_again_after_e
     await store.close()
 
 
-async def test_states_without_events_for_long_are_let_go_and_folded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_states_expire_and_are_folded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
     today = storage.sqlite.states.today()
     monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 8)

@@ -1,4 +1,4 @@
-"""Laws of the pages that a commit writes, on which the rate of the embedded store depends."""
+"""Pages written by a commit, which determine the throughput of the embedded store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USERS = 1_000
 LOG_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
 
 
-def test_the_ids_of_a_batch_change_few_pages_of_their_index(tmp_path: Path) -> None:
+def test_ids_of_a_batch_change_few_index_pages(tmp_path: Path) -> None:
     async def append(*users: int) -> Counter[str]:
         """Append an event of each of these users; return the pages in a log that was empty when the store opened."""
         store = await SQLiteStore.open(tmp_path, [make_generation()])

@@ -1,4 +1,4 @@
-"""The compiled fold of many users does what `fold_event` does with one event after the other."""
+"""The compiled fold of many users equals `fold_event` one event at a time."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def assert_equal(generation: Generation, states: NDArray[np.void], logs: Sequenc
 
 
 @given(either, st.lists(logs(), min_size=1, max_size=4), st.integers(1, 50))
-def test_any_events_fold_as_one_by_one(generation: Generation, of_users: list[list[Event]], page: int) -> None:
+def test_any_events_fold_like_single_events(generation: Generation, of_users: list[list[Event]], page: int) -> None:
     assert_equal(generation, folded(generation, of_users, page), of_users)
 
 
 @given(either, st.lists(logs(8), min_size=1, max_size=3), st.lists(logs(8), min_size=3, max_size=3))
-def test_encoded_states_are_folded_on_and_late_and_unknown_events_named(
+def test_encoded_states_continue_and_late_and_unknown_events_are_reported(
     generation: Generation, before: list[list[Event]], of_users: list[list[Event]]
 ) -> None:
     states = [stepped(generation, log) for log in before]
@@ -81,7 +81,7 @@ def test_encoded_states_are_folded_on_and_late_and_unknown_events_named(
     [((0.0, 0.05, 0.8), False), ((3.0, 0.001), False), ((100.0, 0.1), False), ((0.0,), False), ((3.0, 0.001), True)],
     ids=str,
 )
-def test_long_histories_fold_as_one_by_one_and_as_the_oracle(rates: tuple[float, ...], soft: bool) -> None:
+def test_long_histories_equal_single_events_and_the_oracle(rates: tuple[float, ...], soft: bool) -> None:
     """2,500 steps rescale a state at least twice, at the fast rates every few steps."""
     generation = make_generation(rates=rates, soft=soft)
     rng = np.random.default_rng(0)
@@ -98,7 +98,7 @@ def test_long_histories_fold_as_one_by_one_and_as_the_oracle(rates: tuple[float,
         assert_state_is(generation.encode(state), naive_fold(generation, log))
 
 
-def test_extreme_times_are_clipped_as_one_by_one() -> None:
+def test_extreme_times_are_clipped_like_single_events() -> None:
     times = (-(2**62), -1, 0, 1, 999_999, 1_000_000, 1_000_001, 2**62, None)
     log = [
         Event(f"e{number}", "u", "item1", "click", time or 0, time)

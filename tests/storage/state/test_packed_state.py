@@ -1,4 +1,4 @@
-"""Laws of packed states: nothing is lost, every state has one form, and a damaged value is noticed."""
+"""Packed states: lossless, canonical, and checked for damage."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ def changed_words(generation: Generation, state: State) -> int:
 
 @given(states())
 @settings(max_examples=200)
-def test_a_state_comes_back_whether_it_was_packed_or_not(one: tuple[Generation, State]) -> None:
+def test_a_state_round_trips_packed_or_not(one: tuple[Generation, State]) -> None:
     generation, state = one
     plain, value = state.tobytes(), generation.encode(state)
     assert len(value) <= len(plain)
@@ -53,7 +53,7 @@ def test_a_state_comes_back_whether_it_was_packed_or_not(one: tuple[Generation, 
 
 @given(states())
 @settings(max_examples=100)
-def test_a_packed_state_takes_a_bit_for_each_word_and_the_words_that_are_not_as_at_first(
+def test_a_packed_state_has_a_bit_per_word_and_the_changed_words(
     one: tuple[Generation, State],
 ) -> None:
     generation, state = one
@@ -62,7 +62,7 @@ def test_a_packed_state_takes_a_bit_for_each_word_and_the_words_that_are_not_as_
     assert len(generation.encode(state)) == min(packed, generation.dtype.itemsize)
 
 
-def test_a_newcomer_takes_a_fraction() -> None:
+def test_a_new_user_s_state_is_small() -> None:
     generation = make_generation(rates=(0.05, 0.25, 0.8), codebooks=8)
     state = generation.empty()
     lengths = [len(generation.encode(state))]
@@ -93,7 +93,7 @@ def mark_word_beyond_the_last(value: bytes) -> bytes:
         mark_word_beyond_the_last,
     ],
 )
-def test_a_damaged_one_is_noticed(damage: Callable[[bytes], bytes]) -> None:
+def test_damage_is_detected(damage: Callable[[bytes], bytes]) -> None:
     generation = make_generation()
     state = generation.empty()
     fold_event(generation, state, click("a", item=1))
@@ -104,7 +104,7 @@ def test_a_damaged_one_is_noticed(damage: Callable[[bytes], bytes]) -> None:
 
 
 @pytest.mark.parametrize("id_hash", [7, 7 << 32, 2**64 - 1, 1 << 31, 0x0123456789ABCDEF])
-def test_an_id_is_remembered_though_half_of_its_hash_is_zero(id_hash: int) -> None:
+def test_an_id_with_a_half_zero_hash_is_remembered(id_hash: int) -> None:
     generation = make_generation()
     state = generation.empty()
     assert not generation.remembers(generation.encode(state), id_hash)

@@ -1,4 +1,4 @@
-"""Laws of the portable state: it is the state of the same events, in bytes of one size."""
+"""The portable state: the state of the same events, in a constant number of bytes."""
 
 from dataclasses import replace
 
@@ -50,19 +50,19 @@ def assert_same(one: State, other: State) -> None:
 
 @given(logs(), st.integers(1, 40))
 @settings(max_examples=40, deadline=None)
-def test_it_is_the_fold_of_its_events_whatever_their_number(events: list[Event], per_request: int) -> None:
+def test_a_portable_state_is_the_fold_of_its_events(events: list[Event], per_request: int) -> None:
     assert_same(carried(ONE, events, per_request).state_in(ONE), folded(ONE, events))
 
 
 @pytest.mark.parametrize("generation", [OTHER, LARGE, make_generation(tag=b"gen two\0", codebooks=4, rates=(0.1,))])
-def test_another_generation_folds_the_events_that_it_carries(generation: Generation) -> None:
+def test_another_generation_folds_the_carried_events(generation: Generation) -> None:
     events = [visit(number, number * 7 % 12) for number in range(12)]
     state = carried(ONE, events)
     assert len(state.events) == len(events)
     assert_same(state.state_in(generation), folded(generation, events))
 
 
-def test_it_carries_the_newest_events_that_there_is_room_for() -> None:
+def test_a_portable_state_carries_the_newest_events_that_fit() -> None:
     events = [replace(visit(number, 0), item_id=f"item-{number:03}") for number in range(200)]
     state = carried(ONE, events)
     assert 20 <= len(state.events) < 30
@@ -72,7 +72,7 @@ def test_it_carries_the_newest_events_that_there_is_room_for() -> None:
 
 
 @pytest.mark.parametrize("item_id", ["i" * 128, "ä" * 127, "ä" * 127 + "i", "ä" * 128, "\U0001f375" * 128])
-def test_it_carries_items_whatever_the_bytes_of_their_ids(item_id: str) -> None:
+def test_a_portable_state_carries_any_item_ids(item_id: str) -> None:
     events = [visit(0, 0), replace(visit(1, 0), item_id=item_id), visit(2, 0)]
     state = carried(LARGE, events)  # all that is carried is events
     assert [one.item_id for one in state.events] == [event.item_id for event in events[::-1]]
@@ -80,7 +80,7 @@ def test_it_carries_items_whatever_the_bytes_of_their_ids(item_id: str) -> None:
     assert (no_room.events, no_room.event_count) == ((), 3)
 
 
-def test_a_generation_whose_states_are_too_large_goes_by_the_events() -> None:
+def test_a_generation_with_too_large_states_uses_the_events() -> None:
     events = [visit(number, number % 12) for number in range(200)]
     state = carried(LARGE, events)
     assert not state.record

@@ -1,4 +1,4 @@
-"""The two forms of a log's records."""
+"""The two encodings of log records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN = "e-1", "ada", "tea", "click", 1_700_000_000_000_000, None
         Merge("ada", "bob", 8),
     ],
 )
-def test_what_marks_items_as_seen_is_the_same_without_making_the_record(record: LogRecord) -> None:
+def test_seen_items_are_the_same_without_decoding_the_record(record: LogRecord) -> None:
     value = json.loads(json.dumps(to_json("main", record)))
     assert from_json(value) == ("main", record)
     *rest, items = seen_from_json(value)

@@ -1,4 +1,4 @@
-"""Laws of the state: the fold against the naive fold, the dedupe decision against a set, and the codec."""
+"""The state: fold against the naive fold, deduplication against a set, and the codec."""
 
 from dataclasses import replace
 from typing import Any
@@ -81,7 +81,7 @@ class TestFold:
         assert fold_event(generation, state, click("c", item=3, timestamp_us=10)) is Effect.STEPPED
         assert state["last_item"] == 3
 
-    def test_what_does_not_step_is_told_and_only_known_items_count_as_recent(self) -> None:
+    def test_events_without_effect_are_reported_and_unknown_items_are_not_recent(self) -> None:
         generation = make_generation()
         state = generation.empty()
         assert fold_event(generation, state, Event("a", "u", "item1", "dislike", 10, None)) is Effect.WEIGHTLESS
@@ -89,7 +89,7 @@ class TestFold:
         assert (state["n"], state["last_item"], state["event_count"]) == (0, -1, 2)
         assert recent_items(state).tolist() == [1]
 
-    def test_an_item_that_is_used_again_and_again_takes_one_place_of_the_recent_ones(self) -> None:
+    def test_a_repeated_item_takes_one_slot_of_the_recent_items(self) -> None:
         generation = make_generation()
         films = [click(f"film{item}", item=item) for item in range(10)]
         episodes = [click(f"episode{number}", item=11) for number in range(30)]
@@ -98,7 +98,7 @@ class TestFold:
 
 
 class TestIdTime:
-    def test_a_uuid7_carries_its_own_time(self) -> None:
+    def test_uuid7_contains_its_time(self) -> None:
         # RFC 9562, appendix A.6: Tuesday, February 22, 2022 2:22:22.00 PM GMT-05:00
         event_id = "017F22E2-79B0-7CC3-98C4-DC0C0C07398F"
         assert id_time_us(event_id, 5) == id_time_us(event_id.lower(), None) == 1_645_557_742_000_000
@@ -108,13 +108,13 @@ class TestIdTime:
         ["order-17", "919108f7-52d1-4320-9bac-f847db4148a8", "017F22E2-79B0-7CC3-C8C4-DC0C0C07398F"],
         ids=["no uuid", "uuid4", "another variant"],
     )
-    def test_any_other_id_has_the_clients_time_or_none(self, event_id: str) -> None:
+    def test_other_ids_use_the_client_s_time_or_none(self, event_id: str) -> None:
         assert id_time_us(event_id, 5) == 5
         assert id_time_us(event_id, None) is None
 
 
 class TestShown:
-    def test_what_was_shown_is_counted_until_it_is_chosen_and_changes_nothing_else(self) -> None:
+    def test_impressions_are_counted_until_the_item_is_chosen(self) -> None:
         generation = make_generation()
         before = folded(generation, [click("a", item=1), click("b", item=2)])
         state = before.copy()
@@ -129,7 +129,7 @@ class TestShown:
         fold_event(generation, state, Event("d", "u", "item2", "dislike", 0, None))
         assert shown_items(state).items.tolist() == [2]
 
-    def test_the_56_that_were_shown_last_are_kept_newest_first(self) -> None:
+    def test_the_last_56_shown_items_are_kept_newest_first(self) -> None:
         generation = make_generation()
         log = [
             as_impression(
@@ -146,7 +146,7 @@ class TestShown:
 class TestCodec:
     @given(logs())
     @settings(max_examples=20)
-    def test_decoding_gives_back_what_was_encoded_and_folding_goes_on(self, events: list[Event]) -> None:
+    def test_decoding_round_trips_and_folding_continues(self, events: list[Event]) -> None:
         generation = make_generation()
         half = len(events) // 2
         resumed = generation.decode(generation.encode(folded(generation, events[:half])))
@@ -171,7 +171,7 @@ class TestCodec:
         singles = [generation.histograms(generation.decode_many([value]))[0] for value in values]
         assert np.array_equal(generation.histograms(states), np.stack(singles))
 
-    def test_what_is_no_state_of_this_generation_and_layout_is_refused(self) -> None:
+    def test_states_of_other_generations_and_layouts_are_refused(self) -> None:
         generation = make_generation()
         value = generation.encode(generation.empty())
         other = make_generation(tag=b"gen two\0")
@@ -198,7 +198,7 @@ class TestCodec:
         ],
         ids=str,
     )
-    def test_a_generation_that_does_not_fit_together_is_refused(self, wrong: dict[str, object]) -> None:
+    def test_an_inconsistent_generation_is_refused(self, wrong: dict[str, object]) -> None:
         fitting: dict[str, object] = {
             "tag": b"12345678",
             "decay_rates": (0.1,),
@@ -217,7 +217,7 @@ class TestCarryingOver:
 
     @given(logs(), st.booleans(), st.booleans())
     @settings(max_examples=60)
-    def test_what_is_carried_over_is_the_fold_and_only_unlearned_items_prevent_it(
+    def test_a_carried_over_state_equals_the_fold_unless_items_were_unknown(
         self, events: list[Event], soft: bool, is_known: bool
     ) -> None:
         before = make_generation(soft=soft)
@@ -230,7 +230,7 @@ class TestCarryingOver:
         if carried is not None:
             assert carried == after.encode(folded(after, events))
 
-    def test_what_is_no_state_of_the_other_one_is_not_carried_over(self) -> None:
+    def test_states_of_unrelated_generations_are_not_carried_over(self) -> None:
         before = make_generation()
         after, value = make_warm(before), before.encode(before.empty())
         assert after.carried_over(before, value) == after.encode(after.empty())
@@ -254,7 +254,7 @@ class TestCarryingOver:
         ],
         ids=lambda other: next(iter(other)),
     )
-    def test_it_extends_only_what_folds_alike(self, other: dict[str, Any]) -> None:
+    def test_a_generation_extends_only_those_that_fold_alike(self, other: dict[str, Any]) -> None:
         before = make_generation()
         after = make_warm(before)
         assert after.extends(before)
@@ -267,7 +267,7 @@ class TestCarryingOver:
         assert not make_warm(before).extends(soft)
 
 
-def test_the_naive_fold_of_a_hand_made_log() -> None:
+def test_the_oracle_folds_a_hand_made_log() -> None:
     """The oracle itself, once by hand: two steps at one rate, one codebook."""
     generation = make_generation(rates=(0.5,), codebooks=1, items=2)
     first, second = generation.codes[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Audit logs: in every store they only grow, every process reads the same, and a back-up has them."""
+"""Audit logs of every store: append-only, equal in every process, and part of backups."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_entries_are_read_in_order_page_by_page(address: str, batches: list[list
     asyncio.run(law())
 
 
-async def test_the_keys_that_were_seen_change_once_whoever_looks(address: str) -> None:
+async def test_a_change_of_known_keys_is_recorded_once(address: str) -> None:
     """Of all processes that see the same change, one appends."""
     tenant = fresh_user()
     async with opened(address, tenant=tenant) as store, opened(address, tenant=tenant) as other:
@@ -98,7 +98,7 @@ def test_the_embedded_store_refuses_to_change_an_entry(tmp_path: Path, statement
         db.execute(statement)
 
 
-def test_a_mark_is_a_users_and_a_tenants_and_nobody_guesses_it_without_the_secret() -> None:
+def test_user_marks_are_keyed_by_tenant_and_secret() -> None:
     marks = {
         user_mark(secret, tenant, user)
         for secret in (b"a" * 32, b"b" * 32)

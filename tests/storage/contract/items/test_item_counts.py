@@ -1,4 +1,4 @@
-"""What every store says of how often items were used, against counting by hand."""
+"""Usage counts of items in every store, against counting by hand."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -35,7 +35,7 @@ class Users:
         return counts.keys() == users.keys() and all(users[name] <= counts[name] <= most[name] for name in users)
 
 
-async def test_counts_are_of_the_users_whose_events_count(address: str) -> None:
+async def test_counts_respect_undos_merges_and_erasures(address: str) -> None:
     """Each once, of one tenant and of these types; without who was erased, what was taken back, or copies."""
     is_archived = address.startswith(ARCHIVED)
     async with opened(address, GENERATION) as store:
@@ -69,7 +69,7 @@ async def test_counts_are_of_the_users_whose_events_count(address: str) -> None:
         await again.item_counts("main", TYPES)
 
 
-async def test_an_erased_user_who_returns_counts_with_the_new_events_alone(address: str) -> None:
+async def test_an_erased_user_who_returns_counts_only_with_new_events(address: str) -> None:
     async with opened(address, GENERATION) as store:
         await store.append("main", [click("before", "back", 1)])
         await store.erase("main", "back")

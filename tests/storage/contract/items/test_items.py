@@ -1,4 +1,4 @@
-"""Changes of items and of their codes: in every store and process, readers find the newest values."""
+"""Changes of items and their codes: every store and process returns the newest values."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def codes_of(item_id: str, evidence: int = 10) -> ItemCodes:
 
 @given(BATCHES, st.integers(0, 5))
 @laws
-def test_pages_of_changes_lead_to_the_newest_values(address: str, batches: list[Batch], known: int) -> None:
+def test_pages_of_changes_give_the_newest_values(address: str, batches: list[Batch], known: int) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(address, GENERATION, tenant=tenant) as store, opened(address, tenant=tenant) as other:
@@ -130,7 +130,7 @@ def test_pages_of_changes_lead_to_the_newest_values(address: str, batches: list[
     asyncio.run(law())
 
 
-async def test_tenants_have_items_and_pointers_of_their_own(address: str) -> None:
+async def test_tenants_have_separate_items_and_pointers(address: str) -> None:
     async with opened(address, GENERATION) as main, opened(address, GENERATION, tenant="a/b") as shop:
         named = NamedGeneration("june", GENERATION.tag)
         await main.generations.activate(named)
@@ -164,7 +164,7 @@ async def test_a_batch_with_an_invalid_text_changes_nothing(address: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-async def test_a_back_up_brings_the_items_of_all_tenants_back(address: str, tmp_path: Path, kind: str) -> None:
+async def test_a_backup_restores_items_of_all_tenants(address: str, tmp_path: Path, kind: str) -> None:
     batches: list[list[ItemEntry]]
     batches = [[ItemEntry(f"i{n}", f"t{n}", ("a", "b")) for n in range(1200)], [ItemEntry("i3", available=False)]]
     codes = [codes_of(f"i{n}", evidence=n) for n in range(1200)]
@@ -186,7 +186,7 @@ async def test_a_back_up_brings_the_items_of_all_tenants_back(address: str, tmp_
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-async def test_a_back_up_of_an_earlier_version_brings_items_and_their_codes(tmp_path: Path, kind: str) -> None:
+async def test_a_backup_of_an_earlier_version_restores_items_and_codes(tmp_path: Path, kind: str) -> None:
     """It has codes as items "ITEM!TAG", some of them unreadable; those are left out."""
     of_first, of_second = bytes(range(3, 11)), bytes(range(2, 10))
     async with opened(new_address(kind, tmp_path), GENERATION) as store:
@@ -206,7 +206,7 @@ async def test_a_back_up_of_an_earlier_version_brings_items_and_their_codes(tmp_
         assert (shop.entries, [(codes.item_id, codes.bias) for codes in shop.codes]) == ([], [("pot", 1e300)])
 
 
-async def test_a_dropped_generation_takes_its_codes_with_it(address: str) -> None:
+async def test_dropping_a_generation_deletes_its_codes(address: str) -> None:
     """All but the newest ones, so that others notice no earlier version of the items."""
     tenant, other = fresh_user(), b"gen two\0"
     first = [replace(codes_of(f"i{number}"), tag=other) for number in range(1500)]

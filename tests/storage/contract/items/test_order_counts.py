@@ -1,4 +1,4 @@
-"""What every store says of what is bought together: counts against plain sums, and the newest entries of a log."""
+"""Counts of items bought together in every store, against plain sums; and the newest entries of a log."""
 
 import asyncio
 import sqlite3
@@ -56,7 +56,7 @@ async def set_clock_back(address: str, tenant: str, by_s: float) -> None:
 
 @given(st.lists(COUNTS, max_size=6))
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_several_processes_add_is_the_sum(address: str, added: list[dict[str, float]]) -> None:
+def test_counts_of_several_processes_add_up(address: str, added: list[dict[str, float]]) -> None:
     """Also after a restart; and each tenant has its own."""
 
     async def law() -> None:
@@ -73,7 +73,7 @@ def test_what_several_processes_add_is_the_sum(address: str, added: list[dict[st
     asyncio.run(law())
 
 
-def test_counts_halve_with_time_and_a_clock_that_was_wrong_ages_them_by_a_day(address: str) -> None:
+def test_counts_decay_and_a_clock_error_ages_them_by_at_most_a_day(address: str) -> None:
     async def law() -> None:
         tenant, a_day = fresh_user(), 0.5 ** (MAX_STEP_S / HALF_LIFE_S)
         async with opened(address, GENERATION, tenant=tenant) as store:
@@ -103,7 +103,7 @@ def test_the_largest_counts_are_kept(address: str) -> None:
     asyncio.run(law())
 
 
-def test_the_newest_entries_of_a_log_are_those_of_whoever_became_the_user_too(address: str) -> None:
+def test_the_newest_entries_include_those_of_merged_visitors(address: str) -> None:
     """All that the store itself has: where an archiver moves them away, none need be left."""
 
     async def law() -> None:
@@ -129,7 +129,7 @@ def test_the_newest_entries_of_a_log_are_those_of_whoever_became_the_user_too(ad
     asyncio.run(law())
 
 
-def test_the_counts_of_items_are_dropped_with_their_trends_and_begin_anew(address: str) -> None:
+def test_dropping_item_counts_drops_trends_and_restarts_both(address: str) -> None:
     async def law() -> None:
         tenant, neighbour = fresh_user(), fresh_user()
         counts = {"": 9.0, "a": 5.0, "a\nb": 4.0, "ab": 3.0, "b": 2.0, "ab\nb": 1.0, "c\na": 1.0}

@@ -1,4 +1,4 @@
-"""Types of properties: whoever comes first, in whatever process, decides for everybody and for good."""
+"""Types of properties: the first writer decides, for all processes and permanently."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def refusal(call: Awaitable[object]) -> PropertyRefused | None:
     return None
 
 
-async def test_the_first_value_decides_and_every_other_type_is_refused(address: str) -> None:
+async def test_the_first_value_decides_the_type(address: str) -> None:
     async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
         for held, value in VALUES.items():
             name = f"p_{held}"
@@ -71,7 +71,7 @@ async def test_the_first_value_decides_and_every_other_type_is_refused(address: 
         assert await types(store) == (await other.pointers()).held.types == expected
 
 
-async def test_what_is_refused_changes_nothing(address: str) -> None:
+async def test_refused_values_change_nothing(address: str) -> None:
     async with opened(address, GENERATION) as store:
         await store.put_items("main", [item("price", 1.0)])
         batch = [item("brand", "Ada", "cup"), item("price", "much", "cup")]
@@ -83,7 +83,7 @@ async def test_what_is_refused_changes_nothing(address: str) -> None:
         assert (await store.pointers()).items_version == 1
 
 
-def test_an_error_is_copied_for_each_who_waits() -> None:
+def test_errors_can_be_copied_for_each_waiter() -> None:
     for failure in (
         PropertyRefused("price", "text", "number"),
         PartlyRead(StorageError("why", "closed"), {"ada": None}),
@@ -101,7 +101,7 @@ async def test_a_type_stays_when_the_last_value_is_taken_away(address: str) -> N
         await store.put_items("main", [item("brand", ("a",))])
 
 
-async def test_of_two_first_values_one_wins_and_the_other_is_refused(address: str) -> None:
+async def test_concurrent_first_values_have_one_winner(address: str) -> None:
     async with opened(address, GENERATION) as one, opened(address, GENERATION) as other:
         for number in range(20):
             name = f"p{number}"
@@ -115,7 +115,7 @@ async def test_of_two_first_values_one_wins_and_the_other_is_refused(address: st
             assert f"{'other' if outcomes[0] is None else 'one'}{number}" not in await properties(one)
 
 
-async def test_declared_types_are_held_all_or_none_and_by_owner(address: str) -> None:
+async def test_declarations_are_atomic_and_separate_by_owner(address: str) -> None:
     async with opened(address, GENERATION) as store, opened(address, GENERATION, tenant="shop") as shop:
         await store.properties.declare("main", {"item": {"price": "number", "size": "text"}})
         await store.properties.declare("main", {"item": {"price": "number"}})
@@ -188,7 +188,7 @@ async def is_taken(store: UserStore, tenant: str, step: Put | TakeBack) -> bool:
 
 @given(st.lists(PUTS | PUTS | st.builds(TakeBack, OWNERS, NAMES), max_size=14))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_taken_back_is_gone_and_its_name_is_free(address: str, steps: list[Put | TakeBack]) -> None:
+def test_a_removed_property_is_gone_and_its_name_is_free(address: str, steps: list[Put | TakeBack]) -> None:
     async def law() -> None:
         tenant, oracle = fresh_user(), Oracle()
         async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
@@ -208,7 +208,7 @@ def test_what_is_taken_back_is_gone_and_its_name_is_free(address: str, steps: li
     asyncio.run(law())
 
 
-async def test_what_is_dead_leaves_the_store_with_the_next_change(address: str) -> None:
+async def test_removed_values_are_deleted_with_the_next_change(address: str) -> None:
     async with opened(address, GENERATION) as store:
         for number in range(3):
             for value in ("x" * 1_000, float(number)):
@@ -228,7 +228,7 @@ async def test_what_is_dead_leaves_the_store_with_the_next_change(address: str) 
         assert not any("price" in text for text in stored)
 
 
-async def test_there_are_so_many_properties_and_no_more(address: str) -> None:
+async def test_the_number_of_properties_is_limited(address: str) -> None:
     async with opened(address, GENERATION) as store:
         names = [f"p{number}" for number in range(MAX_PROPERTIES)]
         await store.properties.declare("main", {"item": dict.fromkeys(names[:-1], "number")})
@@ -248,7 +248,7 @@ async def test_there_are_so_many_properties_and_no_more(address: str) -> None:
         assert (await properties(store))["tea"] == {**full, "published_at": VALUES["time"]}
 
 
-async def test_pages_of_large_values_are_short_and_pass_over_nothing(address: str) -> None:
+async def test_pages_of_large_values_are_short_and_complete(address: str) -> None:
     async with opened(address, GENERATION) as store:
         text, count = "x" * 100_000, 3 * MAX_PAGE_BYTES // 100_000
         for number in range(count):
@@ -264,7 +264,7 @@ async def test_pages_of_large_values_are_short_and_pass_over_nothing(address: st
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-async def test_a_back_up_has_properties_and_types(address: str, tmp_path: Path, kind: str) -> None:
+async def test_a_backup_contains_properties_and_types(address: str, tmp_path: Path, kind: str) -> None:
     values: dict[str, PropertyValue | None] = dict(VALUES.items())
     entry = ItemEntry("tea", "Tea", properties=values | {"available_until": VALUES["time"]})
     async with opened(address, GENERATION) as store:

@@ -1,4 +1,4 @@
-"""Versions of scenarios: as lists in a dict would have them, through races of several writers, and back-ups."""
+"""Versions of scenarios: equal to lists in a dict, through concurrent writers and backups."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def known(store: UserStore, tenant: str) -> dict[str, list[str]]:
 
 @given(st.lists(STEPS, max_size=12))
 @laws
-def test_versions_are_kept_as_lists_would(address: str, steps: list[Step]) -> None:
+def test_versions_equal_plain_lists(address: str, steps: list[Step]) -> None:
     async def law() -> None:
         tenant, oracle = fresh_user(), defaultdict[str, list[str]](list)
         revisions = []
@@ -72,7 +72,7 @@ async def test_only_the_newest_versions_are_kept(address: str) -> None:
         assert await store.scenarios.versions(tenant, "other") == ["stays"]
 
 
-async def test_of_versions_added_at_once_none_is_lost(address: str) -> None:
+async def test_concurrent_versions_are_all_kept(address: str) -> None:
     tenant = fresh_user()
     async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
         revision = await store.scenarios.revision(tenant)
@@ -89,7 +89,7 @@ async def test_of_versions_added_at_once_none_is_lost(address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-async def test_a_back_up_brings_all_versions_back_once(address: str, tmp_path: Path, kind: str) -> None:
+async def test_a_backup_restores_all_versions_once(address: str, tmp_path: Path, kind: str) -> None:
     async with opened(address, GENERATION) as store:
         for tenant in ("main", "a/b"):
             for number in range(3):

@@ -1,4 +1,4 @@
-"""Properties of users: as a dict would have them, through merges, erasures and back-ups."""
+"""Properties of users: equal to a dict, through merges, erasures and backups."""
 
 from __future__ import annotations
 
@@ -116,9 +116,7 @@ async def listed(store: UserStore, tenant: str) -> dict[str, Properties]:
 
 @given(st.lists(STEPS, max_size=10))
 @laws
-def test_users_have_what_a_dict_would_have(
-    address: str, tmp_path: Path, steps: list[Put | Click | Merge | Erase]
-) -> None:
+def test_properties_equal_a_dict(address: str, tmp_path: Path, steps: list[Put | Click | Merge | Erase]) -> None:
     async def law() -> None:
         tenant, oracle = fresh_user(), Oracle()
         async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
@@ -132,7 +130,7 @@ def test_users_have_what_a_dict_would_have(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-async def test_a_back_up_brings_the_properties_of_users_back(address: str, tmp_path: Path, kind: str) -> None:
+async def test_a_backup_restores_user_properties(address: str, tmp_path: Path, kind: str) -> None:
     steps: list[Put | Click | Merge | Erase] = [
         Put("ada", {"price": 1.0, "brand": "x", "_tags": ("a",)}),
         Click("bob", "e1"),
@@ -180,7 +178,7 @@ def commits(directory: Path) -> int:
     return int(number)
 
 
-async def test_types_of_users_are_held_as_those_of_items_and_apart(address: str) -> None:
+async def test_user_types_behave_like_item_types_and_are_separate(address: str) -> None:
     async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
         outcomes = await asyncio.gather(
             store.properties.put_of_user("main", "ada", {"age": 30.0}),
@@ -197,7 +195,7 @@ async def test_types_of_users_are_held_as_those_of_items_and_apart(address: str)
         await store.properties.put_of_user("main", "ada", {"available_from": "a text, of users"})
 
 
-async def test_nothing_put_beside_merges_and_erasures_is_lost_or_doubled(address: str) -> None:
+async def test_puts_during_merges_and_erasures_are_kept_once(address: str) -> None:
     """Each put ends up with the user as of then, or is erased; nobody erased has anything, and nobody merged of old."""
     async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
         for number in range(10):

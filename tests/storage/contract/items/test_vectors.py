@@ -1,4 +1,4 @@
-"""Vectors of items: in every store and process, readers find the newest ones, and all have as many numbers."""
+"""Vectors of items: every store and process returns the newest ones, and all have the same length."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def vectors(store: UserStore, tenant: str) -> dict[str, bytes]:
 
 @laws
 @given(st.lists(st.lists(ENTRIES, min_size=1, max_size=4), max_size=6))
-def test_the_newest_vectors_count_and_all_have_as_many_numbers(address: str, batches: list[list[ItemEntry]]) -> None:
+def test_the_newest_vectors_win_and_lengths_are_equal(address: str, batches: list[list[ItemEntry]]) -> None:
     """A request with another one changes nothing; once there is none, another number of numbers may come."""
 
     async def law() -> None:
@@ -79,7 +79,7 @@ def test_the_newest_vectors_count_and_all_have_as_many_numbers(address: str, bat
     asyncio.run(law())
 
 
-async def test_what_is_refused_for_a_property_sets_no_vector_and_the_other_way_round(address: str) -> None:
+async def test_items_with_a_refused_property_or_vector_change_nothing(address: str) -> None:
     tenant = fresh_user()
     async with opened(address, GENERATION, tenant=tenant) as store:
         await store.put_items(tenant, [ItemEntry("a", properties={"price": 1.0}, vector=encode([1, 2]))])
@@ -91,7 +91,7 @@ async def test_what_is_refused_for_a_property_sets_no_vector_and_the_other_way_r
         assert set((await store.properties.held(tenant)).types["item"]) == {"price"}
 
 
-async def test_a_back_up_has_them(address: str, tmp_path: Path) -> None:
+async def test_a_backup_contains_vectors(address: str, tmp_path: Path) -> None:
     tenant = fresh_user()
     expected = {item_id: encode([number + 1, 2, 3]) for number, item_id in enumerate(ITEMS)}
     async with opened(address, GENERATION, tenant=tenant) as store:
@@ -107,7 +107,9 @@ async def test_a_back_up_has_them(address: str, tmp_path: Path) -> None:
             }
 
 
-async def test_all_of_a_tenant_are_dropped_and_others_may_come(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dropping_all_vectors_of_a_tenant_allows_another_length(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage.maintenance.vectors, "VECTORS_PAGE", 2)
     tenant, neighbour = fresh_user(), fresh_user()
     async with opened(address, GENERATION, tenant=tenant) as store:
@@ -125,7 +127,7 @@ async def test_all_of_a_tenant_are_dropped_and_others_may_come(address: str, mon
         assert await store.vectors.numbers(tenant) == 3
 
 
-async def test_many_are_read_in_pages(address: str) -> None:
+async def test_many_vectors_are_read_in_pages(address: str) -> None:
     tenant, own = fresh_user(), {f"i{number}": encode([number + 1, 1]) for number in range(1_203)}
     async with opened(address, GENERATION, tenant=tenant) as store:
         entries = [ItemEntry(item_id, vector=vector) for item_id, vector in own.items()]
@@ -149,6 +151,6 @@ def test_a_vector_keeps_its_direction(numbers: list[float]) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[], [1.0] * (MAX_NUMBERS + 1), [np.nan, 1.0], [np.inf], [0.0, 0.0]])
-def test_what_is_no_vector_is_not_encoded(numbers: Sequence[float]) -> None:
+def test_invalid_vectors_are_not_encoded(numbers: Sequence[float]) -> None:
     with pytest.raises(ValueError, match="a vector"):
         encode(numbers)

@@ -1,4 +1,4 @@
-"""Nodes of a Redis cluster that fail one by one."""
+"""Failures of single nodes of a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def refused_for_loss(call: Callable[[], Awaitable[object]]) -> None:
 
 
 class TestNodesFail:
-    def test_while_a_node_is_killed_the_others_users_are_served_and_written(self, own_cluster: RedisCluster) -> None:
+    def test_users_on_other_nodes_are_served_while_a_node_is_down(self, own_cluster: RedisCluster) -> None:
         address = own_cluster.url
         by_node = users_by_node(own_cluster, address, 2)
         first = own_cluster.owner(Keyspace("lisarec", PARTITIONS).meta)  # without it nobody could begin
@@ -92,7 +92,7 @@ class TestNodesFail:
 
         asyncio.run(law())
 
-    def test_a_slot_without_a_node_counts_as_a_server_that_cannot_be_read(self, own_cluster: RedisCluster) -> None:
+    def test_an_unassigned_slot_is_an_unavailable_server(self, own_cluster: RedisCluster) -> None:
         user_id = fresh_user()
         head = user_of(own_cluster.url, user_id).head
         slot, owner = key_slot(head.encode()), own_cluster.owner(head)
@@ -116,7 +116,7 @@ class TestNodesFail:
 
         asyncio.run(law())
 
-    def test_a_node_that_hangs_holds_up_nobody_else(self, own_cluster: RedisCluster) -> None:
+    def test_a_hung_node_delays_no_users_on_others(self, own_cluster: RedisCluster) -> None:
         address = own_cluster.url
         (frozen, (lost, _)), (_, (served, _)), _ = users_by_node(own_cluster, address, 2).items()
 
@@ -141,9 +141,7 @@ class TestNodesFail:
 
         asyncio.run(law())
 
-    def test_any_node_that_is_named_leads_to_all_and_a_server_that_is_none_is_refused(
-        self, cluster: RedisCluster
-    ) -> None:
+    def test_any_node_leads_to_the_cluster_and_other_servers_are_refused(self, cluster: RedisCluster) -> None:
         prefix = cluster.new_address().partition(" ")[2]
         nobody = free_port()
         alone = new_server("redis-server")
@@ -162,7 +160,7 @@ class TestNodesFail:
         finally:
             alone.stop()
 
-    def test_settings_of_any_node_that_lose_events_or_everybody_are_said(
+    def test_unsafe_settings_of_any_node_are_reported(
         self, own_cluster: RedisCluster, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.WARNING)
@@ -181,7 +179,7 @@ class TestNodesFail:
 
 
 class TestNodesLoseData:
-    def test_a_process_that_does_not_know_of_an_acceptance_yet_does_not_undo_it(
+    def test_an_uninformed_process_does_not_undo_an_acceptance(
         self, cluster: RedisCluster, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The acceptance stands on one node of a cluster, what was lost on another one."""
@@ -211,7 +209,7 @@ class TestNodesLoseData:
         asyncio.run(law())
 
     @pytest.mark.parametrize("lost", ["a node", "the node of the meta"])
-    def test_a_node_of_a_cluster_that_lost_its_data_is_noticed(self, lost: str) -> None:
+    def test_a_node_that_lost_its_data_is_detected(self, lost: str) -> None:
         async def law() -> None:
             cluster = running_cluster()
             address = cluster.new_address()
@@ -234,9 +232,7 @@ class TestNodesLoseData:
 
         asyncio.run(law())
 
-    def test_who_became_whom_is_not_believed_of_a_node_with_older_files(
-        self, own_cluster: RedisCluster, tmp_path: Path
-    ) -> None:
+    def test_merges_on_a_node_with_older_files_are_not_trusted(self, own_cluster: RedisCluster, tmp_path: Path) -> None:
         """It does not know that the merge is erased, and nothing of what its user has become may be."""
         by_node = users_by_node(own_cluster, own_cluster.url, 1)
         (node, (visitor,)), (_, (ada,)), _ = by_node.items()

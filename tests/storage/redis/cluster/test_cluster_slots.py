@@ -1,4 +1,4 @@
-"""Slots of a Redis cluster that move."""
+"""Migration of slots in a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def address(cluster: RedisCluster) -> str:
 
 
 class TestSlots:
-    def test_slots_that_move_under_load_lose_and_double_nothing(self, cluster: RedisCluster, address: str) -> None:
+    def test_migrating_slots_under_load_loses_and_duplicates_nothing(self, cluster: RedisCluster, address: str) -> None:
         """Known users and new ones, of the partitions that move; every event is sent twice."""
         before = cluster.redirections()
 
@@ -83,9 +83,7 @@ class TestSlots:
         for kind in ("MOVED", "ASK", "TRYAGAIN"):
             assert after.get(kind, 0) > before.get(kind, 0)
 
-    def test_users_who_become_others_while_slots_move_keep_every_event_once(
-        self, cluster: RedisCluster, address: str
-    ) -> None:
+    def test_merges_during_slot_migration_keep_every_event_once(self, cluster: RedisCluster, address: str) -> None:
         """Visitor and user are on different nodes, both slots move, and events and undos go on for both of them."""
         one_node, other_node, _ = users_by_node(cluster, address, 8).values()
         pairs = list(zip(one_node, other_node, strict=True))
@@ -144,9 +142,7 @@ class TestSlots:
 
         asyncio.run(law())
 
-    async def test_a_node_that_gets_its_first_slot_takes_events_before_it_has_it(
-        self, own_cluster: RedisCluster
-    ) -> None:
+    async def test_a_node_accepts_events_while_it_receives_its_first_slot(self, own_cluster: RedisCluster) -> None:
         """All keys are there already, and the others still send everybody who asks."""
         node, user_id = own_cluster.add_node(), fresh_user()
         head = user_of(own_cluster.url, user_id).head
@@ -164,7 +160,7 @@ class TestSlots:
             assert await ids(store, user_id) == ["before", "meanwhile"]
             await assert_state_is_fold_of_log(store, user_id)
 
-    async def test_users_without_events_are_told_so_while_their_slot_moves(
+    async def test_users_without_events_are_recognised_during_slot_migration(
         self, cluster: RedisCluster, address: str
     ) -> None:
         known = fresh_user()
@@ -185,7 +181,7 @@ class TestSlots:
                 assert nothing is None
                 assert_state_is(state, fold(GENERATION, [click("e", known)]))
 
-    def test_the_archiver_takes_and_trims_every_node_s_part(
+    def test_the_archiver_archives_and_trims_every_node(
         self, cluster: RedisCluster, address: str, tmp_path: Path
     ) -> None:
         url, _, prefix = address.partition(" ")

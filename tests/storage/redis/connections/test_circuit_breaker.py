@@ -1,4 +1,4 @@
-"""What has timed out is not waited for until it answers a probe; nobody asks a server that nobody needs."""
+"""The circuit breaker: after a timeout calls fail fast until a probe succeeds; idle servers are not probed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Server:
         return not self.circuit.allows_call()
 
 
-async def test_calls_fail_at_once_after_a_time_out_until_one_probe_is_answered() -> None:
+async def test_calls_fail_fast_after_a_timeout_until_a_probe_succeeds() -> None:
     server = Server()
     assert not server.is_open()
     server.circuit.open()
@@ -62,7 +62,7 @@ async def test_calls_fail_at_once_after_a_time_out_until_one_probe_is_answered()
     await server.circuit.close()
 
 
-async def test_a_probe_that_fails_is_repeated_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_probe_is_repeated_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.redis.connections.circuit_breaker, "PROBE_EVERY_S", 0.05)
     server = Server(fails=True)
     server.circuit.open()
@@ -76,7 +76,7 @@ async def test_a_probe_that_fails_is_repeated_with_a_pause(monkeypatch: pytest.M
         await asyncio.sleep(0.001)
 
 
-async def test_a_probe_does_not_belong_to_the_request_that_triggers_it() -> None:
+async def test_a_probe_is_independent_of_the_request_that_triggers_it() -> None:
     """Else its trace or its log lines would be those of one request of many."""
     server = Server()
     server.circuit.open()
@@ -87,7 +87,7 @@ async def test_a_probe_does_not_belong_to_the_request_that_triggers_it() -> None
     await server.circuit.close()
 
 
-async def test_closing_ends_a_probe_that_hangs() -> None:
+async def test_closing_ends_a_hung_probe() -> None:
     server = Server()
     server.circuit.open()
     assert server.is_open()

@@ -1,4 +1,4 @@
-"""Calls on leased connections are answered as redis-py's own are, whatever happens to a connection."""
+"""Calls on leased connections return what redis-py returns, despite connection failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def value_of(number: int) -> bytes | None:
     return None if number % 2 else b"\x00value\r\n" * (number // 2)
 
 
-def test_each_call_gets_its_own_answer(any_server: RedisServer) -> None:
+def test_each_call_gets_its_own_reply(any_server: RedisServer) -> None:
     async def law() -> None:
         async with clients(any_server) as nodes, Redis.from_url(any_server.url, protocol=2) as plain:
             calls: list[tuple[str | bytes | int, ...]] = [("MGET", *KEYS[n : n + 3]) for n in range(30)]
@@ -74,7 +74,7 @@ def test_no_command_whose_reply_the_client_rewrites_is_plain() -> None:
     assert PLAIN.isdisjoint(Redis(protocol=2).response_callbacks)
 
 
-def test_a_refusal_costs_no_connection(any_server: RedisServer) -> None:
+def test_an_error_reply_keeps_the_connection(any_server: RedisServer) -> None:
     async def law() -> None:
         async with clients(any_server) as nodes:
             await nodes.call(any_server.url, "MGET", *KEYS)
@@ -90,7 +90,7 @@ def test_a_refusal_costs_no_connection(any_server: RedisServer) -> None:
     run(law())
 
 
-def test_large_values_pass(any_server: RedisServer) -> None:
+def test_large_values_round_trip(any_server: RedisServer) -> None:
     async def law() -> None:
         async with clients(any_server) as nodes:
             large = bytes(range(256)) * (1 << 16)
@@ -119,7 +119,7 @@ def test_a_large_write_to_a_server_that_hangs_ends_after_the_timeout(any_server:
     run(law())
 
 
-def test_calls_that_could_not_connect_hold_no_connection(tmp_path: Path) -> None:
+def test_failed_connects_hold_no_connection(tmp_path: Path) -> None:
     async def law() -> None:
         leased = LeasedConnections(BlockingConnectionPool.from_url(f"unix://{tmp_path}/nobody"))
         for _ in range(MAX_LEASED + 1):
@@ -130,7 +130,7 @@ def test_calls_that_could_not_connect_hold_no_connection(tmp_path: Path) -> None
     run(law())
 
 
-def test_a_connection_in_use_is_renewed_after_its_reply(any_server: RedisServer) -> None:
+def test_a_connection_in_use_is_reconnected_after_its_reply(any_server: RedisServer) -> None:
     async def law() -> None:
         async with clients(any_server) as nodes:
             await nodes.call(any_server.url, "MGET", KEYS[6])
@@ -148,9 +148,7 @@ def test_a_connection_in_use_is_renewed_after_its_reply(any_server: RedisServer)
     run(law())
 
 
-def test_no_call_gets_a_connection_that_is_being_closed(
-    any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_call_gets_a_closing_connection(any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes_module, "RECONNECT_EVERY_S", 0.0)
 
     async def law() -> None:
@@ -171,7 +169,7 @@ def test_no_call_gets_a_connection_that_is_being_closed(
     run(law())
 
 
-def test_connections_that_were_closed_meanwhile_are_opened_again(any_server: RedisServer) -> None:
+def test_closed_connections_are_reopened(any_server: RedisServer) -> None:
     async def law() -> None:
         async with clients(any_server) as nodes:
 
@@ -189,7 +187,7 @@ def test_connections_that_were_closed_meanwhile_are_opened_again(any_server: Red
     run(law())
 
 
-def test_nobody_gets_the_answer_of_a_call_that_was_cancelled(any_server: RedisServer) -> None:
+def test_a_cancelled_call_leaves_no_reply_for_others(any_server: RedisServer) -> None:
     async def law() -> None:
         async with clients(any_server) as nodes:
             for _ in range(4):
@@ -206,9 +204,7 @@ def test_nobody_gets_the_answer_of_a_call_that_was_cancelled(any_server: RedisSe
 
 
 @pytest.mark.parametrize("command", ["MGET", "GET"])
-def test_a_call_that_is_cancelled_while_it_returns_its_connection_holds_none(
-    any_server: RedisServer, command: str
-) -> None:
+def test_a_call_cancelled_during_release_holds_no_connection(any_server: RedisServer, command: str) -> None:
     async def law() -> None:
         async with clients(any_server) as nodes:
             pool: Any = nodes._nodes[any_server.url].client.connection_pool  # noqa: SLF001
@@ -228,7 +224,7 @@ def test_a_call_that_is_cancelled_while_it_returns_its_connection_holds_none(
     run(law())
 
 
-def test_what_wraps_the_client_sees_every_call(any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrappers_of_the_client_see_every_call(any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As OpenTelemetry does, with an object that is no function."""
     seen: list[str] = []
     plain: Any = Redis.execute_command
@@ -251,7 +247,7 @@ def test_what_wraps_the_client_sees_every_call(any_server: RedisServer, monkeypa
     run(law())
 
 
-def test_other_commands_go_to_the_client(any_server: RedisServer) -> None:
+def test_other_commands_use_the_client(any_server: RedisServer) -> None:
     async def law() -> None:
         pool = BlockingConnectionPool.from_url(any_server.url)
         assert not LeasedConnections(pool).takes("HGETALL")

@@ -1,4 +1,4 @@
-"""A password that is changed in its file and in Redis while services go on."""
+"""Password changes in the file and in Redis while services run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def url_of(server: RedisServer, file: Path) -> str:
 
 
 @pytest.mark.parametrize("is_file_first", [True, False], ids=["the file is changed first", "Redis is changed first"])
-def test_services_take_the_new_one_and_no_request_fails(
+def test_services_use_the_new_password_without_failed_requests(
     any_server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_file_first: bool
 ) -> None:
     file = tmp_path / "redis_password"
@@ -75,7 +75,7 @@ def test_services_take_the_new_one_and_no_request_fails(
     asyncio.run(law())
 
 
-def test_a_cluster_is_logged_in_to_by_a_file(cluster: RedisCluster, tmp_path: Path) -> None:
+def test_a_cluster_accepts_a_password_file(cluster: RedisCluster, tmp_path: Path) -> None:
     (tmp_path / "password").write_text(OLD)
     address, _, prefix = cluster.new_address().partition(" ")
     url = f"{address.replace(f':{OLD}@', '@')}?password_file={tmp_path / 'password'}"
@@ -100,7 +100,7 @@ def connections(cluster: RedisCluster) -> set[tuple[int, str]]:
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("", "it is empty"), ("wrong", "invalid")])
-def test_a_file_without_the_password_is_refused_at_the_start(
+def test_an_invalid_password_file_is_refused_at_startup(
     any_server: RedisServer, tmp_path: Path, content: str | None, said: str
 ) -> None:
     file = tmp_path / "redis_password"

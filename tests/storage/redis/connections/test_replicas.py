@@ -1,4 +1,4 @@
-"""Waiting for replicas before a write is acknowledged."""
+"""Acknowledgement only after replication."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestReplicas:
         replica.stop()
         primary.stop()
 
-    def test_nothing_is_acknowledged_before_the_replica_has_it(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_events_are_acknowledged_after_replication(self, pair: tuple[RedisServer, RedisServer]) -> None:
         """Nor what is sent again and was logged the first time; what was not waited for is told apart."""
         primary, replica = pair
         acks = ReplicaAcks(replicas=1, timeout_s=0.3)
@@ -68,7 +68,7 @@ class TestReplicas:
 
         asyncio.run(law())
 
-    def test_what_a_refused_commit_found_is_not_answered_before_the_replica_has_it(
+    def test_results_of_a_refused_commit_wait_for_replication(
         self, pair: tuple[RedisServer, RedisServer], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         primary, replica = pair
@@ -90,9 +90,7 @@ class TestReplicas:
 
         asyncio.run(law())
 
-    def test_undo_and_merge_are_not_acknowledged_before_the_replica_has_them(
-        self, pair: tuple[RedisServer, RedisServer]
-    ) -> None:
+    def test_undo_and_merge_are_acknowledged_after_replication(self, pair: tuple[RedisServer, RedisServer]) -> None:
         """Nor what was done the first time, by whoever did it; and no visitor is done whose copies may be lost."""
         primary, replica = pair
         acks = ReplicaAcks(replicas=1, timeout_s=0.3)
@@ -123,7 +121,7 @@ class TestReplicas:
 
         asyncio.run(law())
 
-    def test_of_a_cluster_each_node_waits_for_its_own_replica(self) -> None:
+    def test_each_cluster_node_waits_for_its_own_replica(self) -> None:
         cluster = RedisCluster(timeout_ms=15_000, has_replicas=True)
 
         async def law() -> None:
@@ -151,7 +149,7 @@ class TestReplicas:
         finally:
             cluster.stop()
 
-    def test_nothing_is_acknowledged_before_the_replica_has_synced_it(self) -> None:
+    def test_events_are_acknowledged_after_the_replica_has_synced(self) -> None:
         """One that has it in memory only does not count, nor does a server that does not sync itself."""
         primary = new_server("valkey-server", "--appendfsync", "everysec")
         replica = new_replica("valkey-server", primary)
@@ -181,7 +179,7 @@ class TestReplicas:
             replica.stop()
             primary.stop()
 
-    def test_a_server_without_replicas_has_synced_what_is_acknowledged(self) -> None:
+    def test_a_server_without_replicas_syncs_before_acknowledgement(self) -> None:
         """Also one that is told to sync every second."""
         server = new_server("valkey-server", "--appendfsync", "everysec")
         assert "has not synced the write yet" in str(ReplicaAcks(synced=True).failure_in([0, 0]))
@@ -198,7 +196,7 @@ class TestReplicas:
         finally:
             server.stop()
 
-    def test_a_server_that_cannot_wait_for_synced_copies_is_refused(self, cluster: RedisCluster) -> None:
+    def test_a_server_without_waitaof_is_refused(self, cluster: RedisCluster) -> None:
         version = tuple(map(int, cluster.primaries[0].client.info("server")["redis_version"].split(".")[:2]))
 
         async def law() -> None:

@@ -1,4 +1,4 @@
-"""The servers of the tests start as docker-compose.yml starts Redis, and have everything after a restart."""
+"""Test servers start like those of docker-compose.yml and keep their data across restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     server.stop()
 
 
-def test_valkey_is_the_version_that_is_promised() -> None:
+def test_valkey_has_the_documented_version() -> None:
     """Where .ci/install falls back to version 8, VALKEY_MAJOR says so."""
     program = find_servers().get("valkey-server")
     if program is None:
@@ -49,7 +49,7 @@ def write(service: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_restarted_server_has_every_key(server: RedisServer, ending: signal.Signals) -> None:
+def test_a_restarted_server_keeps_every_key(server: RedisServer, ending: signal.Signals) -> None:
     with redis.Redis.from_url(server.url) as service:
         for number in range(KEYS):
             write(service, str(number))
@@ -63,7 +63,7 @@ def test_a_restarted_server_has_every_key(server: RedisServer, ending: signal.Si
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_restarted_cluster_has_every_key(ending: signal.Signals) -> None:
+def test_a_restarted_cluster_keeps_every_key(ending: signal.Signals) -> None:
     cluster = RedisCluster(timeout_ms=1_000)
     first, *_ = cluster.primaries
     try:
@@ -81,7 +81,7 @@ def test_a_restarted_cluster_has_every_key(ending: signal.Signals) -> None:
         cluster.stop()
 
 
-def test_only_the_users_of_the_compose_file_may_log_in(server: RedisServer) -> None:
+def test_only_users_of_the_compose_file_may_log_in(server: RedisServer) -> None:
     with redis.Redis(port=server.port) as nobody, pytest.raises(redis.AuthenticationError):
         nobody.get("x")
     with redis.Redis.from_url(server.url) as service, pytest.raises(redis.exceptions.NoPermissionError):

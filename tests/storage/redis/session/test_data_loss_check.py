@@ -1,4 +1,4 @@
-"""A Redis server that comes back with less than was acknowledged, or would lose what it takes, gets no events."""
+"""Detection of data loss: a Redis that lost events, or would lose them, gets no events."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def partitions_of(users: Sequence[str]) -> set[str]:
 
 
 class TestLostData:
-    async def test_a_server_that_comes_back_empty_takes_no_event_of_anybody(
+    async def test_an_emptied_server_refuses_all_events(
         self, server: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         known, *others = in_other_partitions(30)
@@ -78,7 +78,7 @@ class TestLostData:
             with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                 await later.append("main", [click("f", others[0])])
 
-    async def test_older_files_are_noticed_before_anything_is_acknowledged(
+    async def test_older_files_are_detected_before_any_acknowledgement(
         self, server: RedisServer, tmp_path: Path
     ) -> None:
         ada, bob = in_other_partitions(2)
@@ -97,9 +97,7 @@ class TestLostData:
             assert (await ids(store, ada), await ids(store, bob)) == (["1", "2", "3"], ["1", "3"])
             assert store.failure is None
 
-    async def test_numbers_that_another_process_used_again_are_no_excuse(
-        self, any_server: RedisServer, tmp_path: Path
-    ) -> None:
+    async def test_reused_sequence_numbers_do_not_hide_a_loss(self, any_server: RedisServer, tmp_path: Path) -> None:
         """Another process goes on from the older files, further than this one had come."""
         async with opened(any_server.url) as store:
             await store.append("main", [click("1")])
@@ -113,7 +111,7 @@ class TestLostData:
             assert (await ids(store))[:4] == ["1", "3", "4", "5"]
 
     @pytest.mark.parametrize("stays", [True, False], ids=["the older files stay", "the newer files come back"])
-    async def test_what_is_logged_before_a_new_server_is_looked_at_counts_once(
+    async def test_events_logged_before_a_new_server_is_examined_count_once(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stays: bool
     ) -> None:
         """A write may be the first to use a new connection. It is logged on what is there, and not acknowledged."""
@@ -143,7 +141,7 @@ class TestLostData:
             for user_id in "uv":
                 await assert_state_is_fold_of_log(store, user_id)
 
-    async def test_a_store_emptied_by_a_command_is_noticed(self, any_server: RedisServer) -> None:
+    async def test_a_flushed_store_is_detected(self, any_server: RedisServer) -> None:
         async with opened(any_server.url) as store:
             await store.append("main", [click("1")])
             any_server.client.flushall()
@@ -152,7 +150,7 @@ class TestLostData:
                 await store.append("main", [click("2")])
             assert any_server.client.dbsize() <= 1
 
-    async def test_erasing_finds_states_of_generations_that_older_files_do_not_name(
+    async def test_erasure_finds_states_of_generations_missing_in_older_files(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
         later = make_generation(tag=b"gen two\0")
@@ -172,7 +170,7 @@ class TestLostData:
                 await other.erase("main", "u")
             assert not any_server.client.exists(state)
 
-    async def test_a_restart_with_everything_needs_nobody(self, server: RedisServer) -> None:
+    async def test_a_restart_without_loss_needs_no_operator(self, server: RedisServer) -> None:
         users = in_other_partitions(5)
         async with opened(server.url) as store:
             for number in range(4):
@@ -188,9 +186,7 @@ class TestLostData:
 class TestRestartedTogether:
     """Services and Redis end at the same time: nobody is left who remembers."""
 
-    async def test_the_newest_entries_are_noted_within_a_second_and_when_a_process_ends(
-        self, any_server: RedisServer
-    ) -> None:
+    async def test_the_newest_entries_are_recorded_every_second_and_at_exit(self, any_server: RedisServer) -> None:
         users = in_other_partitions(5)
         async with opened(any_server.url) as store:
             await store.append("main", [click("1", user_id) for user_id in users])
@@ -200,7 +196,7 @@ class TestRestartedTogether:
         assert noted_partitions(any_server) >= partitions_of([*users, *later])
 
     @pytest.mark.parametrize("is_restarted", [True, False], ids=["restarted", "running"])
-    async def test_where_only_the_meta_is_left_nothing_is_taken(
+    async def test_events_are_refused_if_only_the_meta_key_is_left(
         self, any_server: RedisServer, is_restarted: bool
     ) -> None:
         users = in_other_partitions(10)
@@ -219,7 +215,7 @@ class TestRestartedTogether:
             await last.append("main", [click("3", user_id) for user_id in users])
             assert await ids(last, users[0]) == ["2", "3"]
 
-    async def test_one_lost_log_is_noticed(self, any_server: RedisServer) -> None:
+    async def test_one_lost_log_is_detected(self, any_server: RedisServer) -> None:
         ada, bob = in_other_partitions(2)
         async with opened(any_server.url) as store:
             await store.append("main", [click("1", ada), click("1", bob)])
@@ -229,7 +225,7 @@ class TestRestartedTogether:
             with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                 await later.append("main", [click("2", ada)])
 
-    async def test_a_lost_meta_beside_logs_is_noticed(self, any_server: RedisServer) -> None:
+    async def test_a_lost_meta_key_beside_logs_is_detected(self, any_server: RedisServer) -> None:
         async with opened(any_server.url) as store:
             await store.append("main", [click("1")])
         meta = any_server.client.dump("lisarec:meta")
@@ -246,7 +242,7 @@ class TestRestartedTogether:
             await until_applied(last, [click("3")])
             assert await ids(last) == ["1", "2", "3"]
 
-    async def test_a_process_that_notes_late_does_not_undo_an_acceptance(self, any_server: RedisServer) -> None:
+    async def test_a_late_process_does_not_undo_an_acceptance(self, any_server: RedisServer) -> None:
         async with opened(any_server.url) as store:
             await store.append("main", [click("1")])
             await poll_until(store, lambda: noted_partitions(any_server))
@@ -265,7 +261,7 @@ class TestUnsafeSettings:
         ("setting", "unsafe", "safe"),
         [("appendonly", "no", "yes"), ("maxmemory-policy", "allkeys-lru", "noeviction")],
     )
-    async def test_nothing_is_taken_until_they_are_right(
+    async def test_block_events_until_corrected(
         self, server: RedisServer, setting: str, unsafe: str, safe: str
     ) -> None:
         async with opened(server.url) as store:
@@ -285,7 +281,7 @@ class TestUnsafeSettings:
             await store.append("main", [click("2")])
             assert await ids(store) == ["1", "2"]
 
-    async def test_they_are_refused_from_the_start(self, any_server: RedisServer) -> None:
+    async def test_are_refused_at_startup(self, any_server: RedisServer) -> None:
         any_server.client.config_set("maxmemory-policy", "allkeys-lfu")
         async with opened(any_server.url) as store:
             with pytest.raises(StorageUnavailable, match="maxmemory-policy is allkeys-lfu"):

@@ -1,4 +1,4 @@
-"""A Redis that others run: it lets nobody configure it, tells little, and fails over by itself."""
+"""Managed Redis: no CONFIG, little INFO, and automatic failover."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def archive(url: str, directory: Path) -> bool:
     return counts.archived > 0
 
 
-def test_it_serves_and_what_it_does_not_tell_is_said_once(
+def test_a_managed_server_works_and_unknown_settings_are_logged_once(
     managed: Managed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = managed.start()
@@ -110,7 +110,7 @@ def test_it_serves_and_what_it_does_not_tell_is_said_once(
 
 
 @pytest.mark.parametrize("managed", ["unknown", "forbidden"], indirect=True)
-def test_one_without_an_append_only_file_is_warned_of_and_serves(
+def test_a_server_without_an_append_only_file_works_with_a_warning(
     managed: Managed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it keeps data in instead, only its operators know."""
@@ -131,7 +131,7 @@ def test_one_without_an_append_only_file_is_warned_of_and_serves(
     asyncio.run(law())
 
 
-def test_one_that_comes_back_empty_takes_nothing(managed: Managed) -> None:
+def test_an_emptied_server_is_refused(managed: Managed) -> None:
     server = managed.start()
 
     async def law() -> None:
@@ -146,7 +146,7 @@ def test_one_that_comes_back_empty_takes_nothing(managed: Managed) -> None:
 
 
 @pytest.mark.parametrize("managed", ["unknown", "forbidden"], indirect=True)
-def test_one_that_evicts_takes_nothing_from_the_start(managed: Managed) -> None:
+def test_a_server_with_eviction_is_refused_from_the_start(managed: Managed) -> None:
     server = managed.start("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
 
     async def law() -> None:
@@ -156,7 +156,7 @@ def test_one_that_evicts_takes_nothing_from_the_start(managed: Managed) -> None:
     asyncio.run(law())
 
 
-def test_what_was_evicted_is_missed_after_the_policy_is_right_again(forbidding: Managed) -> None:
+def test_evicted_keys_are_detected_after_the_policy_is_fixed(forbidding: Managed) -> None:
     """Also where no log is among it."""
     server = forbidding.start("--lfu-log-factor", "0", "--lfu-decay-time", "0")
 
@@ -182,7 +182,7 @@ def test_what_was_evicted_is_missed_after_the_policy_is_right_again(forbidding: 
     asyncio.run(law())
 
 
-def test_a_replica_that_was_behind_takes_over_and_gets_nothing(managed: Managed) -> None:
+def test_a_promoted_replica_that_lagged_is_refused(managed: Managed) -> None:
     """Behind the same address, as managed services do it: whoever is connected is cut off, and comes again."""
     primary = managed.start("--repl-diskless-sync-delay", "0")
     replica = new_replica(managed.program, primary)
@@ -214,7 +214,7 @@ def test_a_replica_that_was_behind_takes_over_and_gets_nothing(managed: Managed)
         replica.stop()
 
 
-def test_a_primary_that_becomes_a_replica_and_stays_is_left_for_the_new_one(forbidding: Managed) -> None:
+def test_a_demoted_primary_is_left_for_the_new_one(forbidding: Managed) -> None:
     """A planned failover: the name leads to the new primary, and nobody who is connected to the old one is cut off."""
     primary = forbidding.start("--repl-diskless-sync-delay", "0")
     replica = new_replica(forbidding.program, primary)

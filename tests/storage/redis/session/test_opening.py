@@ -1,4 +1,4 @@
-"""Opening the Redis store: what it checks, refuses and warns of."""
+"""Opening the Redis store: checks, refusals and warnings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestOpening:
 
         asyncio.run(law())
 
-    def test_an_earlier_layout_is_refused_with_the_way_out(self, any_server: RedisServer) -> None:
+    def test_an_earlier_layout_is_refused_with_a_remedy(self, any_server: RedisServer) -> None:
         async def law() -> None:
             async with opened(any_server.url):
                 pass
@@ -69,7 +69,7 @@ class TestOpening:
 
         asyncio.run(law())
 
-    def test_users_and_passwords_are_used_and_not_told(self, any_server: RedisServer) -> None:
+    def test_users_and_passwords_are_used_and_not_shown(self, any_server: RedisServer) -> None:
         any_server.client.acl_setuser(
             "app", enabled=True, passwords=["+s3cret:/@"], keys=["lisarec:*"], categories=["+@all", "-@dangerous"]
         )
@@ -111,7 +111,7 @@ class TestOpening:
         finally:
             server.stop()
 
-    def test_a_cluster_may_speak_tls(self, tmp_path: Path) -> None:
+    def test_a_cluster_may_use_tls(self, tmp_path: Path) -> None:
         async def law() -> None:
             users = [f"user-{number}" for number in range(20)]  # on every node
             async with opened(url) as store:
@@ -121,7 +121,7 @@ class TestOpening:
         with tls_cluster(tmp_path) as url:
             asyncio.run(law())
 
-    def test_server_replica_and_service_may_each_show_a_certificate(self, tmp_path: Path) -> None:
+    def test_server_replica_and_service_may_use_client_certificates(self, tmp_path: Path) -> None:
         certificate, options = make_certificate(tmp_path)
         options += ["--tls-auth-clients", "yes", "--tls-replication", "yes", "--repl-diskless-sync-delay", "0"]
         ports = free_port(), free_port()
@@ -155,6 +155,6 @@ class TestOpening:
             ("rediss://localhost?ssl_ca_certs=/nowhere/ca.crt", {}),
         ],
     )
-    def test_what_cannot_be_used_is_refused(self, url: str, options: dict[str, Any]) -> None:
+    def test_unusable_servers_are_refused(self, url: str, options: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"redis://|prefix|unknown option.*ssl_cacert|'/nowhere/ca.crt'"):
             asyncio.run(RedisStore.open(url, [GENERATION], **options))
