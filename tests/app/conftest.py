@@ -50,13 +50,13 @@ WEIGHTS = {"click": 1.0, "purchase": 2.0, "dislike": 0.0}
 
 @pytest.fixture(autouse=True)
 def _still_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that give way to whoever is served would have all later tests give way to everybody."""
+    """Keep the priority of this process, which some commands lower for good."""
     monkeypatch.setattr("os.nice", lambda _: 0)
 
 
 @pytest.fixture(autouse=True)
 def _own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command configures the log of its process: here of its test, whose own handlers stay."""
+    """Restore logging after each test, since commands configure it; handlers of pytest stay."""
     root, configure = logging.getLogger(), logging.config.dictConfig
     handlers = [*root.handlers]
     loggers = [root, *map(logging.getLogger, OWN_LOGGERS)]
@@ -86,7 +86,7 @@ def categories_of(row: int) -> tuple[str, ...]:
 
 
 def write_model(directory: Path, seed: int = 7, shape: ModelConfig = SHAPE) -> Path:
-    """A model with random weights and codes; every fifth item has no title."""
+    """Write a model with random weights and codes; every fifth item has no title."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     history = torch.from_numpy(rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks)))
@@ -120,7 +120,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def logged_events(settings: Settings, user_id: str) -> list[Event]:
-    """The user's log as another process finds it."""
+    """The log of the user as another process reads it."""
     assert settings.model_dir is not None
     store = await open_store(settings, generation_of(load_model(settings.model_dir, settings)))
     try:
@@ -134,7 +134,7 @@ async def logged_events(settings: Settings, user_id: str) -> list[Event]:
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    """A running server without data. The stores' own tests run on every kind of server; one is enough for these."""
+    """An empty Redis server. Tests of the stores run on all kinds of servers; one is enough here."""
     server = new_server("redis-server")
     yield server
     server.stop()
@@ -142,7 +142,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module", params=["sqlite", "redis"])
 def store_server(request: pytest.FixtureRequest) -> Iterator[RedisServer | None]:
-    """A Redis for the services of a module, and None for those whose store is SQLite."""
+    """A Redis server for the services of a module; None if their store is SQLite."""
     server = new_server("redis-server") if request.param == "redis" else None
     yield server
     if server is not None:
@@ -155,7 +155,7 @@ def store_url(store_server: RedisServer | None) -> str | None:
 
 
 class Client:
-    """Blocking requests to an app whose lifespan is running; a fault in the app fails the test.
+    """Blocking requests to an app whose lifespan is running; an exception in the app fails the test.
 
     Between requests the app's event loop rests, however long that is, so that what it waits for comes late: Redis has
     `redis_timeout_s` to answer.
@@ -210,11 +210,11 @@ class Client:
         return response.json()
 
     def log(self, user_id: str) -> list[Event]:
-        """What is durable of the user, read through a store of its own."""
+        """The durable log of the user, read through a separate store."""
         return self.runner.run(logged_events(self.settings, user_id))
 
     def close_store(self) -> None:
-        """Let every further use of the store fail."""
+        """Make every further call of the store fail."""
         self.runner.run(self.service.store.close())
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class Client:
 
 @pytest.fixture(scope="session")
 def start(model_dir: Path) -> Callable[..., Client]:
-    """Start a client of its own app; the caller closes it."""
+    """Start an app with a client of its own; the caller closes it."""
 
     def start_client(data_dir: Path, redis_timeout_s: float = PATIENCE_S, **settings: Any) -> Client:
         return Client(Settings(model_dir=model_dir, data_dir=data_dir, **settings), redis_timeout_s)
@@ -235,7 +235,7 @@ def start(model_dir: Path) -> Callable[..., Client]:
 
 @pytest.fixture
 def client(start: Callable[..., Client], tmp_path: Path) -> Iterator[Client]:
-    """A service without any user."""
+    """A service without users."""
     client = start(tmp_path)
     yield client
     client.close()
@@ -243,7 +243,7 @@ def client(start: Callable[..., Client], tmp_path: Path) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def shared_client(start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """One service for tests that change nothing, or only users of their own."""
+    """A service for tests that change nothing, or only users of their own."""
     client = start(tmp_path_factory.mktemp("state"))
     yield client
     client.close()
@@ -259,7 +259,7 @@ SAID = {"item-11": ["new", "tea"], "item-12": [], "item-13": ["cup", "new"]}  # 
 
 @pytest.fixture(scope="module")
 def shop(store_url: str | None, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A service that knows the users of SEEN, with some items sold out and others in new categories."""
+    """A service with the users of SEEN; some items are sold out and others have new categories."""
     settings = Settings(model_dir=model_dir, data_dir=tmp_path_factory.mktemp("state"), redis_url=store_url)
     client = Client(settings)
     client.click("clicker", *SEEN["clicker"])

@@ -30,7 +30,7 @@ TENANTS = ("main", "books")
 
 @dataclass(frozen=True)
 class Names:
-    """Whom and what a call is about."""
+    """The user and the other ids that a call is about."""
 
     user: str = "ada"
     visitor: str = "visitor"
@@ -41,7 +41,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Call:
-    """A route of the app, and how it is called for a user of one tenant."""
+    """A route of the app, and how to call it for a user of a tenant."""
 
     method: str
     path: str
@@ -65,7 +65,7 @@ class Call:
 
 
 def calls_of(app: FastAPI) -> list[Call]:
-    """Every route of the app with the scope that it declares; one that declares none, or two, fails here."""
+    """Every route of the app with its scope; fails unless each route declares exactly one scope."""
     calls = []
     for route in app.routes:
         if not isinstance(route, APIRoute):
@@ -228,7 +228,7 @@ class TestTenants:
         assert len(tags) == 2
 
     def test_cannot_tell_data_of_other_tenants_from_missing_data(self, shops: Shops) -> None:
-        """Every route, by a key that may call it: ids of another shop make no difference, to neither shop."""
+        """For every route and a key that may call it, ids of another shop are like unknown ids."""
         theirs, nobodys = (
             Names(*(f"{kind}-of-{whose}" for kind in ("user", "visitor", "item", "event", "model")))
             for whose in ("main", "nobody")
@@ -317,7 +317,7 @@ class TestEvents:
 
 @pytest.fixture(scope="module")
 def page_key(shops: Shops) -> str:
-    """One for the pages of the shop, which the running service has noticed."""
+    """A browser key that the running service has loaded."""
     key = shops.add("main", ["events:write"], origins=[SHOP])
     keyring = shops.client.services.keyring
     assert keyring is not None

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 
 class AuditedShop:
-    """A service with the models `may` and `june`, and a key that may do everything."""
+    """A service with the models `may` and `june`, and a key with all scopes."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.keys_file = directory, directory / "keys"
@@ -191,7 +191,7 @@ def test_only_admins_read_the_log_and_queries_are_bounded(shop: AuditedShop) -> 
 def test_an_action_that_cannot_be_logged_is_reported_as_failed(
     shop: AuditedShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same call again does it, and logs it, even if there is nothing left to do."""
+    """A repeated call completes the action and logs it, even if nothing is left to do."""
     shop.call("POST", "/v1/events", {"event_id": "e", "user_id": "visitor-7", "item_id": "item-1"})
     calls: list[tuple[str, str, str, object]] = [
         ("model.activate", "POST", "/v1/admin/generations/june/activate", None),

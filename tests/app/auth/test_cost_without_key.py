@@ -62,7 +62,7 @@ def guarded(start: Callable[..., Client], tmp_path_factory: pytest.TempPathFacto
 
 
 def cpu_s(client: Client, http_request: HttpRequest) -> tuple[float, int]:
-    """The CPU time of the cheapest of some requests, without a client's part in it, and the status."""
+    """Minimum CPU time of some requests without the client's share, and the status."""
 
     async def ask() -> tuple[float, int]:
         statuses: list[int] = []

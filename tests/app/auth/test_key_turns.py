@@ -34,7 +34,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shared_turns() -> KeyTurns:
-    """Return the turns of a process that has seen requests of both keys."""
+    """The turns of a process that has received requests of both keys."""
     turns = KeyTurns()
     assert [turns.is_needed(one.flow) for one in (ONE, OTHER)] == [False, True]
     return turns
@@ -92,7 +92,7 @@ async def test_other_keys_do_not_wait_for_a_busy_key() -> None:
 
 
 async def test_slow_requests_release_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that wait for a node that hangs do not hold up those of users on other nodes."""
+    """Requests that wait for a hung node do not delay those of users on other nodes."""
     turns, begun, may_end = shared_turns(), list[int](), asyncio.Event()
 
     async def work(number: int) -> None:

@@ -23,7 +23,7 @@ QUOTA = 60  # new users of a tenant
 
 
 class Shop:
-    """Processes over one store, and keys that they know."""
+    """Processes over one store, and the keys that they know."""
 
     def __init__(self, start: Callable[..., Client], directory: Path, redis_url: str | None, processes: int) -> None:
         self.file = directory / "keys"
@@ -103,7 +103,7 @@ class TestRates:
         assert shop.post("backend", ["bob"] * MAX_EVENTS).json()["accepted"] == MAX_EVENTS  # it has no rate
 
     def test_limit_the_new_users_of_a_browser_key(self, open_shop: Callable[..., Shop]) -> None:
-        """The reproduction: one request of this key brought 1,000 users, and 60 of them a minute filled a store."""
+        """Otherwise a browser key could fill a store with new users, since keys are rated by requests."""
         shop = open_shop()
         sizes = [1, 1, 1, MAX_PUBLIC_NEW_USERS, MAX_PUBLIC_NEW_USERS + 1, MAX_PUBLIC_EVENTS, MAX_EVENTS]
         answers = [shop.post("rated page", new(f"made-up-{turn}", size)) for turn, size in enumerate(sizes)]

@@ -94,7 +94,7 @@ def test_processes_on_a_cluster_share_the_limit(
 
 @pytest.mark.parametrize("costs", [[1], [1, 1, 1, 7, 2], [40, 1]])
 def test_a_high_rate_is_counted_in_allowances(redis_server: RedisServer, costs: Sequence[int]) -> None:
-    """Two processes together accept what the rate allows, but for the parts that they have counted and not used."""
+    """Two processes together accept the rate, except for allowances that they have taken and not used."""
     rate, refusals, trips = 6_000, 50, 0
     ahead = rate // ALLOWANCES
     _, key = make("main", ["recs:read"], requests_per_minute=rate)

@@ -27,7 +27,7 @@ NAMES = ("may", "june", "unsigned", "forged", "foreign")
 
 
 class Deployment:
-    """A folder of models, of which `may` and `june` are signed as they should be, a store, and commands on both."""
+    """A models folder whose `may` and `june` are signed, a store, and commands on both."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.models, self.directory, self._patch, self._capsys = directory / "models", directory, patch, capsys
@@ -43,7 +43,7 @@ class Deployment:
         self.trust(self.keys)
 
     def trust(self, keys: Path | None) -> None:
-        """Let processes that start now load the models that these keys have signed."""
+        """Let processes that start from here on load models signed by these keys."""
         if keys is None:
             self._patch.delenv("LISAREC_MODEL_KEYS_FILE")
         else:
@@ -58,7 +58,7 @@ class Deployment:
         return self._clients[-1]
 
     def run(self, *arguments: object) -> tuple[int, str]:
-        """Run a command; return its exit status and what it printed."""
+        """Run a command; return its exit status and output."""
         status = run_command(*arguments)
         printed = self._capsys.readouterr()
         return status, " ".join((printed.out + printed.err).split())
@@ -72,7 +72,7 @@ class Deployment:
 
 
 def test_a_key_pair_and_a_signature_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else services may trust a key that is gone, or not load a model that is signed."""
+    """Otherwise services may trust a lost key, or refuse a signed model."""
     write_model(tmp_path / "model", 0)
     disk, private, public = Disk(monkeypatch), tmp_path / "private" / "key", tmp_path / "public" / "keys"
     for file in (private, public):
@@ -146,7 +146,7 @@ def test_unsigned_models_are_refused_and_change_nothing(
 def test_an_unsigned_model_activated_elsewhere_is_not_loaded(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever can write the store, but has no key, changes nothing; when the model is signed, it is served."""
+    """Write access to the store without a signing key is not enough; once signed, the model is served."""
     monkeypatch.setattr(switcher, "RETRY_AFTER_S", 0.05)
     clients = [deployment.begin(), deployment.begin(None)]
     deployment.trust(None)
@@ -166,7 +166,7 @@ def test_a_service_does_not_start_without_the_key_file(deployment: Deployment) -
 
 
 def test_commands_create_rotate_and_remove_keys(deployment: Deployment) -> None:
-    """A running service reads the file again whenever it loads a model."""
+    """A running service reads the key file whenever it loads a model."""
     client, second = deployment.begin(), deployment.directory / "second"
     status, printed = deployment.run("keys", "model", "--key", second)
     assert (status, f"LISAREC_MODEL_KEYS_FILE={deployment.keys}" in printed) == (0, True)
@@ -215,7 +215,7 @@ def test_models_in_a_bucket_have_signatures(deployment: Deployment, s3: Callable
 
 
 def test_no_other_file_loads_models_without_verification() -> None:
-    """Left are those that serve nothing: what a trainer, the demo and the load test have just made themselves."""
+    """The exceptions serve no model: trainer, demo and load test load what they have just created."""
     found = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "app").rglob("*.py")

@@ -46,7 +46,7 @@ RECORDS = st.builds(
 def test_assignments_are_a_snapshot_of_the_newest_codes(
     pages: list[list[ItemCodes] | None],
 ) -> None:
-    """None: somebody asks."""
+    """None stands for a read."""
     assigned, newest = ColdItemCodes(), dict[bytes, dict[str, ItemCodes]]({b"0": {}, b"1": {}})
     asked = []
     for page in [*pages, None]:
@@ -84,7 +84,7 @@ def test_a_model_gets_the_cold_items_whose_codes_fit(records: list[ItemCodes]) -
 
 @cache
 def random_model(shape: ModelConfig) -> Artifact:
-    """A model that has learned one item, "d"."""
+    """A model that has learned a single item, "d"."""
     codes = (torch.zeros((1, BOOKS), dtype=torch.int64) for _ in range(2))
     model = LisaMini(shape, *codes).eval()
     items = ItemTable(["d"], [""], [()], np.ones(1, np.int64))
@@ -93,7 +93,7 @@ def random_model(shape: ModelConfig) -> Artifact:
 
 
 def test_threads_read_while_codes_are_assigned() -> None:
-    """A model that is loaded in a thread asks; the event loop assigns."""
+    """A thread that loads a model reads while the event loop assigns."""
     assigned, asked, is_over = ColdItemCodes(), list[int](), threading.Event()
 
     def record(number: int, turn: int) -> ItemCodes:

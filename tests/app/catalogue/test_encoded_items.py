@@ -73,7 +73,7 @@ def test_lists_equal_encoded_objects_after_any_updates(steps: list[Any], most_ke
 
 
 def test_a_title_that_changes_during_encoding_is_not_cached() -> None:
-    """One thread reads titles all the time that another one changes."""
+    """One thread constantly reads titles that another one changes."""
     overrides = ItemOverrides()
     catalogue = new_catalogue(overrides)
     everything = [(row, 1.5) for row in range(len(IDS))]
@@ -98,7 +98,7 @@ def test_a_title_that_changes_during_encoding_is_not_cached() -> None:
 
 
 def random_request(rng: random.Random) -> dict[str, Any]:
-    """A request for a user, a history or somebody unknown."""
+    """A request for a user, a history or an unknown user."""
     users: list[dict[str, Any]] = [{"user_id": f"reader-{rng.randrange(8)}"}, {"user_id": "nobody"}]
     users.append({"history": [item_id(rng.randrange(ITEMS)) for _ in range(rng.randrange(1, 5))]})
     request = {**rng.choice(users), "k": rng.randrange(1, ITEMS + 5)}
@@ -123,7 +123,7 @@ def random_request(rng: random.Random) -> dict[str, Any]:
 
 
 def encoded_from_objects(catalogue: LiveCatalogue, shown: NDArray[np.integer], own: Sequence[float]) -> EncodedItems:
-    """The oracle: objects that orjson encodes."""
+    """The oracle: the response as orjson encodes it from objects."""
     return EncodedItems.of(catalogue.scored_items(shown, own))
 
 

@@ -57,7 +57,7 @@ def items() -> ItemTable:
 
 
 class Store:
-    """What the stores promise of items, in a few lines."""
+    """A minimal model of how the stores handle items."""
 
     def __init__(self) -> None:
         self.newest: dict[str, dict[str, Any]] = {}
@@ -69,7 +69,7 @@ class Store:
         return ItemChanges([ItemEntry(entry.item_id, **known)], 0)
 
     def item(self, name: str) -> dict[str, Any] | None:
-        """As everybody should find it now."""
+        """The item as every process should show it."""
         model, update = TRAINED.get(name), self.newest.get(name)
         if model is None and update is None:
             return None
@@ -114,7 +114,7 @@ def assert_shows(catalogue: LiveCatalogue, store: Store) -> None:
 @given(st.lists(st.one_of(ENTRIES, st.none()), max_size=20))
 @settings(max_examples=40)
 def test_catalogues_show_the_last_update_of_each_item(words: list[ItemEntry | None]) -> None:
-    """None: a replica that has read all until then brings its catalogue up to date."""
+    """None stands for a replica that catches up."""
     overrides, store = ItemOverrides(), Store()
     replica = LiveCatalogue(items(), overrides)
     for entry in words:
@@ -314,7 +314,7 @@ class TestWords:
 
     @pytest.mark.parametrize("name", ["popular", "trending"])
     def test_an_id_equal_to_a_route_is_refused(self, shared_client: Client, name: str) -> None:
-        """Nobody could read what was said of such an item."""
+        """GET could not address such an item."""
         for answer in (put(shared_client, name), shared_client.post("/v1/items", json={"item_id": name})):
             assert answer.status_code == 422
             assert "another id" in answer.json()["error"]["details"][0]["reason"]
@@ -329,7 +329,7 @@ class TestWords:
 class TestImport:
     @pytest.fixture
     def url(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
-        """Where the command finds the service of this test."""
+        """The URL by which the command reaches the service of this test."""
 
         def post(_self: httpx.Client, path: str, **options: Any) -> httpx.Response:
             return client.post(path, **options)

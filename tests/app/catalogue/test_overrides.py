@@ -147,7 +147,7 @@ def test_a_cached_filter_stays_valid_while_its_columns_do_not_change() -> None:
 
 @given(st.lists(CLOCKS, max_size=8))
 def test_availability_follows_a_clock_that_is_set_ahead_and_back(steps: list[Any]) -> None:
-    """Each step sets the clock to the middle of a day, and dates of some items, by day."""
+    """Each step sets the clock to the middle of a day, and dates of some items in days."""
     overrides, dates = ItemOverrides(), dict[str, tuple[int | None, int | None]]()
     overrides.hold(HELD)
     found = catalogue(0, overrides)

@@ -67,7 +67,7 @@ def level(query: str, name: str, *, with_typos: bool) -> int:
 
 
 def levels_of_learned(query: str, enough: int) -> dict[str, int]:
-    """The levels of learned items that match; with typos where fewer than enough match without."""
+    """Match levels of learned items; includes typos if too few items match without."""
     for with_typos in (False, True):
         levels = {name: level(query, name, with_typos=with_typos) if query else 0 for name in ALL_ITEMS}
         found = {name: one for name, one in levels.items() if one < NO_MATCH}
@@ -77,7 +77,7 @@ def levels_of_learned(query: str, enough: int) -> dict[str, int]:
 
 
 def unlearned(query: str) -> list[tuple[int, str]]:
-    """Levels and ids of matching items that no model has learned, the closest first."""
+    """Levels and ids of matching cold items, closest first."""
     return sorted((one, name) for name in UNLEARNED if (one := level(query, name, with_typos=True)) < NO_MATCH)
 
 

@@ -20,7 +20,7 @@ STEPS = st.tuples(st.sampled_from(NAMES), st.sampled_from(["x", "y", 1.0, True, 
 
 
 class Store:
-    """What the stores promise of one property, in a few lines."""
+    """A minimal model of how the stores handle one property."""
 
     def __init__(self) -> None:
         self.held = NO_PROPERTIES
@@ -58,7 +58,7 @@ def shown(catalogue: LiveCatalogue) -> list[tuple[Any, Any]]:
 @example([("a", "x"), ("new", "x"), "read", ("b", 1.0), "poll", "apply", "catch up", "read"])
 @settings(max_examples=100)
 def test_a_catalogue_equals_the_store_after_any_removals(steps: list[Any]) -> None:
-    """A page that was read is applied later, behind polls that already know of a removal."""
+    """A page may be applied after polls that already know of a removal."""
     items = ItemTable(NAMES[:2], ["", ""], [(), ()], np.ones(2, np.int64))
     store, overrides, page = Store(), ItemOverrides(), None
     catalogue = LiveCatalogue(items, overrides)

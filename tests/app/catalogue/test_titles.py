@@ -49,7 +49,7 @@ def level(query: str, name: str, title: str, *, with_typos: bool) -> int:
 
 
 def expected_items(query: str, titles: Mapping[str, str], limit: int) -> list[str]:
-    """Learned items by level, then the others, first what matches without typos; all learned ones are as popular."""
+    """Learned items by level, then cold ones, exact matches first; all learned items are equally popular."""
     found: list[str] = []
     for with_typos in (False, True):
         wanted = {TYPO} if with_typos else {*range(EXACT, TYPO)}

@@ -48,7 +48,7 @@ COMMANDS = (
 
 
 class Outcome:
-    """Exit status and what was printed."""
+    """The exit status and output of a command."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
         self.status = run_command(*arguments)
@@ -64,7 +64,7 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of ``lisarec serve`` on a fresh store."""
+    """URL of ``lisarec serve`` on a new store."""
     port = str(free_port())
     state = tmp_path_factory.mktemp("state")
     command = [sys.executable, "-m", "app", "serve", "--data-dir", str(state), "--port", port]
@@ -162,7 +162,7 @@ class TestTrainAndEvaluate:
         assert weights[0] != weights[2]
 
     def test_train_on_one_core_unless_asked_for_more(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Without data, since on a busy machine two threads would train for long."""
+        """Without data, because two threads would train for long on a busy machine."""
         arguments = ("train", "--data", tmp_path / "nowhere", "--out", tmp_path / "model")
         cores = len(os.sched_getaffinity(0))
         shown = Outcome(capsys, *arguments, "--threads", 2)
@@ -213,7 +213,7 @@ LOADING = "INFO     app.cli.service: loading "
 
 
 def refused(outcome: Outcome, reason: str) -> None:
-    """Hold that the command failed with one line, and that it says this; `serve` has said before what it loads."""
+    """Assert that the command failed with one line that contains this text; `serve` prints what it loads before."""
     assert outcome.status == 1
     (line,) = [one for one in outcome.err.splitlines() if LOADING not in one]
     assert line.startswith("lisarec: ")

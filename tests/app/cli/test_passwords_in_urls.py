@@ -25,7 +25,7 @@ Place = Callable[[int, object], str]
 
 @pytest.fixture
 def place(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Place:
-    """Serve one answer to every request that has the password; give the URL with it."""
+    """Serve one response to every request with the password; return the URL with it."""
 
     def serve(status: int, body: object) -> str:
         class Handler(BaseHTTPRequestHandler):
@@ -114,7 +114,7 @@ def test_errors_do_not_print_the_password(
 
 
 def test_a_load_test_without_the_password_does_not_start(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """It would measure refusals."""
+    """It would measure 401 responses."""
     url = place(200, {"items": [{"item_id": "a"}]})
     for address in (url, url.replace("http://", "https://"), "https://127.0.0.1:9"):
         assert run_command("bench", "--url", address) == 1

@@ -56,7 +56,7 @@ def test_conflicting_options_are_refused(options: list[str], hint: str, capsys: 
 
 
 def test_the_environment_may_limit_a_round(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compose sets all of them, to nothing where there is no limit. Options win."""
+    """Compose sets all variables, empty without a limit; options take precedence."""
     plans: list[RetrainingPlan] = []
 
     def run_trainer(_: object, plan: RetrainingPlan, *__: object) -> RoundOutcome:

@@ -11,7 +11,7 @@ from tests.app.support import run_command
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command with wrong usage prints."""
+    """Output of a command that ends with a usage error."""
     assert run_command(*arguments) == 2
     return " ".join(capsys.readouterr().err.replace("│", " ").split())
 

@@ -89,7 +89,7 @@ def stats(client: Client) -> dict[tuple[str, int], tuple[int, dict[str, int]]]:
 def test_events_count_at_the_position_of_their_item(
     start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    """In lists of either process, posted to either, each event once; forged ids and other items count nowhere."""
+    """Lists and events of both processes, each event once; forged ids and other items are ignored."""
     settings = {"redis_url": redis_server.url}
     one, other = start(tmp_path, **settings), start(tmp_path, **settings)
     try:
@@ -142,7 +142,7 @@ def any_client(request: pytest.FixtureRequest, start: Callable[..., Client], tmp
 
 
 def test_values_of_events_add_up_at_the_position_of_their_item(any_client: Client) -> None:
-    """Each event once, with what it says; an event without a place, or of a type that is not counted, nowhere."""
+    """Each event once, by its value; events without a position or of uncounted types are ignored."""
     client, rng = any_client, random.Random(0)
     client.request("PUT", "/v1/admin/scenarios/home", json={"k": 4})
     client.runner.run(client.service.signals.sync())

@@ -36,7 +36,7 @@ def sampled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """Two generations."""
+    """A folder with two generations."""
     write_model(tmp_path / "models" / "first")
     write_model(tmp_path / "models" / "second", seed=8)
     return tmp_path / "models"
@@ -75,7 +75,7 @@ def test_a_cold_item_is_recommended_after_users_chose_it(client: Client) -> None
 
 
 def test_repeated_events_of_one_user_are_not_enough(client: Client) -> None:
-    """Evidence counts users: one who chooses an item a hundred times, and again, is one of the ten."""
+    """Evidence counts distinct users, however often each chooses the item."""
     introduce(client, users=9)
     for turn in range(60):
         client.click("u0", item_id(turn % 7), NEW, NEW)

@@ -137,7 +137,7 @@ def test_a_type_without_a_weight_is_named(data: Path) -> None:
 def test_training_on_a_log_skips_unknown_types_with_a_warning(
     data: Path, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What nobody refused when it was posted must not keep anybody from training."""
+    """Types that the API accepted must not block training."""
     found = read_interactions(data)
     events = [
         {"user_id": found.user_ids[user], "item_id": found.item_ids[item], "type": found.type_names[kind]}

@@ -79,7 +79,7 @@ def by_schema(bodies: list[Any], needs_ids: bool) -> list[Event] | None:
 
 
 def named(events: list[Event], bodies: list[Any]) -> list[Event]:
-    """The same, with one name for ids that were made here, which differ every time."""
+    """The same events with a fixed name for generated ids."""
     return [
         event if body.get("event_id") else replace(event, event_id="made here")
         for event, body in zip(events, bodies, strict=True)

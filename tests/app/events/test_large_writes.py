@@ -23,7 +23,7 @@ LARGE, SMALL = 2 * ingest.FEW_EVENTS, 2
 
 
 class Held:
-    """Calls of a method that wait until they may go on."""
+    """Calls of a method that block until released."""
 
     def __init__(self) -> None:
         self.may_go = asyncio.Event()
@@ -84,7 +84,7 @@ def test_large_writes_of_a_key_run_in_turn_and_small_ones_overtake(
 
 @pytest.mark.parametrize("correction", ["erase", "undo", "merge"])
 def test_corrections_of_a_key_run_in_turn(client: Client, monkeypatch: pytest.MonkeyPatch, correction: str) -> None:
-    """Each goes through a whole log. A large body of events does not wait for them."""
+    """Each reads a whole log; a large body of events does not wait for them."""
     held, users = Held(), client.service.users
     correct = getattr(users, correction)
 
@@ -118,7 +118,7 @@ def test_corrections_of_a_key_run_in_turn(client: Client, monkeypatch: pytest.Mo
 def test_large_bodies_wait_for_their_turn_unparsed(
     client: Client, monkeypatch: pytest.MonkeyPatch, path: str, size: str
 ) -> None:
-    """The garbage collector stops every thread while it goes through parsed bodies."""
+    """Garbage collection of parsed bodies stops every thread."""
     held, store, parsed = Held(), client.service.store, list[int]()
     for method in ("append", "put_items"):
         monkeypatch.setattr(store, method, held.around(getattr(store, method)))

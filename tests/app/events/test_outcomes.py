@@ -23,18 +23,18 @@ NOTHING = {"accepted": 0, "duplicates": 0, "unknown_items": 0, "unknown_types": 
 
 
 def outcomes(client: Client) -> dict[str, int]:
-    """What the metrics count by outcome."""
+    """Counters of events by outcome, from the metrics."""
     found = re.findall(r'lisarec_events_total\{outcome="(\w+)"\} ([0-9.]+)', client.get("/metrics").text)
     return {outcome: int(float(count)) for outcome, count in found if float(count)}
 
 
 class TestPartlyApplied:
-    """A Redis that cannot take the events of one partition."""
+    """Redis refuses the events of one partition."""
 
     def test_retried_events_are_counted_once(
         self, start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
     ) -> None:
-        """To another process, too."""
+        """Also if the retry goes to another process."""
         one, other = (start(tmp_path, redis_url=redis_server.url) for _ in range(2))
         users = [f"u{n}" for n in range(300)]
         try:
@@ -80,7 +80,7 @@ class TestPartlyApplied:
 
 
 def test_unknown_types_are_counted_and_logged(client: Client) -> None:
-    """Those that no served model has a weight for; one of weight 0 is known."""
+    """Types without a weight in any served model; weight 0 is known."""
     kinds = ["click", "dislike", "glance", "glance", "never-heard-of"]
     events = [
         {"event_id": f"e{n}", "user_id": "ada", "item_id": item_id(n), "type": kind} for n, kind in enumerate(kinds)
@@ -92,7 +92,7 @@ def test_unknown_types_are_counted_and_logged(client: Client) -> None:
 
 
 class Pages:
-    """Processes of one shop, with a key of its pages and one of its backend."""
+    """Processes of a shop with a browser key and a server key."""
 
     def __init__(self, directory: Path, redis_url: str, model_dir: Path | None, processes: int = 1) -> None:
         keys = directory / "keys"
@@ -124,7 +124,7 @@ class Pages:
         return answer
 
     def shown(self, process: int = 0) -> set[str]:
-        """What a visitor whom nobody knows is shown."""
+        """Items recommended to an unknown visitor."""
         client = self.clients[process]
         client.runner.run(client.service.signals.sync())
         for _ in range(3):
@@ -156,7 +156,7 @@ class TestBrowserKeysPostOnlyKnownItems:
     def test_events_on_unknown_items_affect_no_other_user(
         self, open_pages: Callable[..., Pages], model_dir: Path, *, has_model: bool
     ) -> None:
-        """Two requests, of users who have used items of the shop and then five that do not exist."""
+        """Two requests of users who have used items of the shop and then five unknown ones."""
         pages = open_pages(model_dir if has_model else None)
         users, invented = [f"eve{n}" for n in range(15)], [f"fake-{n}" for n in range(5)]
         pages.post("page", pages.events(users, ["item-1", "item-2"]))

@@ -18,7 +18,7 @@ MAX_DRIFT_S = MAX_DRIFT_NS / 1e9
 
 
 class Setting(NamedTuple):
-    """The machine's clock is set, that much away from true time, and stands for so many seconds."""
+    """A clock setting: its offset from true time, and how many seconds it lasts."""
 
     wrong_by_s: int
     stands_s: int
@@ -35,7 +35,7 @@ SETTINGS = st.lists(
 
 
 class Machine:
-    """A clock and an uptime that tests set."""
+    """A fake clock and uptime."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.up_s, self.wrong_by_s = 1_000, 0
@@ -49,7 +49,7 @@ class Machine:
 
 @given(SETTINGS)
 def test_the_steady_clock_follows_only_lasting_changes(settings: list[Setting]) -> None:
-    """Read every second: it shows the setting that it follows, and takes up another one that has stood long enough."""
+    """Read every second; it adopts a setting only after this has lasted long enough."""
     with pytest.MonkeyPatch.context() as patch:
         machine = Machine(patch)
         clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
@@ -70,7 +70,7 @@ def test_the_steady_clock_follows_only_lasting_changes(settings: list[Setting]) 
 def test_a_clock_error_of_seconds_makes_no_event_late(
     client: Client, monkeypatch: pytest.MonkeyPatch, years: int
 ) -> None:
-    """One that was a year ahead would make all later events of the user late, for a year."""
+    """A clock one year ahead would otherwise make all events of the user late for a year."""
     now_ns = time.time_ns
     client.click("ada", "item-1")
     with monkeypatch.context() as patch:

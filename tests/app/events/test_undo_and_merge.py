@@ -26,7 +26,7 @@ from tests.model.data.same_interactions import require_same
 
 @pytest.fixture(params=["sqlite", "redis"])
 def any_client(request: pytest.FixtureRequest, start: Callable[..., Client], tmp_path: Path) -> Iterator[Client]:
-    """A service without users, on each kind of store; its archive would be at tmp_path / "archive"."""
+    """A service without users on each store; its archive is at tmp_path / "archive"."""
     options: dict[str, Any] = {"archive_dir": tmp_path / "archive"}
     if request.param == "redis":
         options["redis_url"] = request.getfixturevalue("redis_server").url
@@ -52,7 +52,7 @@ def merge(client: Client, user_id: str, visitor: object) -> Any:
 
 
 def turn(client: Client) -> int:
-    """Archive all there is and trim it."""
+    """Archive and trim everything."""
     url, archive = client.settings.redis_url, client.settings.archive
     assert archive is not None
     opened = SQLiteSource.open(client.settings.data_dir) if url is None else RedisSource.open(url)
@@ -63,7 +63,7 @@ def turn(client: Client) -> int:
 
 
 def assert_history_is(client: Client, user_id: str, *rows: int) -> None:
-    """The state is that of these items in this order, as the model itself counts them."""
+    """Assert that the state equals that of these items in this order, as the model counts them."""
     user = client.get(f"/v1/users/{user_id}").json()
     codes = load(client.model_dir).history_codes[list(rows)]
     expected = history_histogram(codes, SHAPE.decay_rates, SHAPE.history_codewords)
@@ -239,7 +239,7 @@ def test_a_backup_is_restored_into_another_store_by_commands(
 
 
 def main_of_process(*arguments: str) -> None:
-    """The command, in a thread of its own event loop; its exit code, if it is not 0, is raised."""
+    """Run the command in a thread with an event loop of its own; raises its nonzero exit code."""
     with ThreadPoolExecutor(1) as thread:
         try:
             thread.submit(main, list(arguments)).result()

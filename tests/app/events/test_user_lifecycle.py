@@ -34,7 +34,7 @@ _names = count()
 def service(
     store_url: str | None, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """A service on each kind of store, in which `new-1` has codes, and learns of no other item while laws are tried."""
+    """A service on each store in which `new-1` has codes; no other item gets codes during the test."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(cold_item_learner, "EVENTS_PER_SAMPLE", 1 << 40)
     client = start(tmp_path_factory.mktemp("state"), redis_url=store_url)
@@ -75,7 +75,7 @@ def live(client: Client, user_id: str, life: Life, prefix: str = "e") -> None:
 
 
 def seen(client: Client, user_id: str) -> list[Any]:
-    """All that the service says of the user, without the user's name and ids that are made anew."""
+    """All that the service returns about the user, without the user's id and generated ids."""
     found: list[Any] = []
     state = client.get(f"/v1/users/{user_id}").json()
     found.append({**state, "user_id": ""} if "histogram" in state else "none")
@@ -112,7 +112,7 @@ def test_an_undone_event_equals_one_never_sent(service: Client, life: Life, data
 def test_a_merged_user_equals_the_user_whose_log_holds_both(
     service: Client, before: Life, visit: Life, after: Life
 ) -> None:
-    """The user's own events, the visitor's, and what came later under either name."""
+    """Events of the user, of the visitor, and later ones under both ids."""
     user, visitor, other = fresh(), fresh(), fresh()
     live(service, user, before)
     live(service, visitor, visit)  # with the same ids, which stay apart
@@ -131,7 +131,7 @@ def test_a_merged_user_equals_the_user_whose_log_holds_both(
 def test_an_erased_user_equals_one_who_never_came(
     service: Client, life: Life, visit: Life, again: Life, is_merged: bool
 ) -> None:
-    """Visitors who became the user are erased too; whoever comes back is new, with any ids."""
+    """Merged visitors are erased too; returning users are new."""
     user, visitor, other = fresh(), fresh(), fresh()
     live(service, user, life)
     live(service, visitor, visit, "v")
@@ -151,7 +151,7 @@ def test_an_erased_user_equals_one_who_never_came(
 
 
 def test_the_generated_users_have_events_on_cold_items(service: Client) -> None:
-    """Or the laws would say nothing of them."""
+    """Otherwise the laws would not cover them."""
     user = fresh()
     live(service, user, [("new-1", "click", 0), ("new-2", "click", 1)])
     assert service.get(f"/v1/users/{user}").json()["last_item_id"] == "new-1"

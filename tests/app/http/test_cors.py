@@ -11,7 +11,7 @@ from tests.app.support import assert_refused
 
 
 class TestWithoutKeys:
-    """Whoever reaches the service may do everything, and so must not be a page that somebody happens to look at."""
+    """Without keys every client has all rights, so pages of other origins must have none."""
 
     OWN = "http://127.0.0.1:8000"
     EVENT = MappingProxyType({"user_id": "rebound", "item_id": "i"})
@@ -50,7 +50,7 @@ class TestWithoutKeys:
 
     @pytest.mark.parametrize("path", ["/v1/stats", "/v1/admin/audit", "/v1/users/ada/recommendations", "/metrics"])
     def test_a_page_under_another_host_name_cannot_read(self, shared_client: Client, path: str) -> None:
-        """Without TLS, browsers say neither the origin nor the site of a page that gets something from its own host."""
+        """Without TLS, browsers send neither Origin nor Sec-Fetch-Site for a GET to the page's own host."""
         headers = {"host": "evil.example:8000", "accept-language": "en", "user-agent": "Mozilla/5.0"}
         assert_refused(shared_client.get(path, headers=headers), 403)
         assert shared_client.get(path, headers=headers | {"host": "127.0.0.1:8000"}).status_code == 200

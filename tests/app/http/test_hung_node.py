@@ -39,13 +39,13 @@ def users_on(cluster: RedisCluster, place: int, prefix: str) -> Iterator[str]:
 
 @pytest.fixture
 def users(cluster: RedisCluster) -> dict[int, list[str]]:
-    """Users of each node, by its place."""
+    """Users by the index of their node."""
     return {place: list(islice(users_on(cluster, place, "user"), 20)) for place in range(3)}
 
 
 @pytest.fixture
 def serve(cluster: RedisCluster, start: Callable[..., Client], tmp_path: Path) -> Iterator[Callable[[float], Client]]:
-    """Start a service that waits so long for a node."""
+    """Start a service with this timeout for nodes."""
     clients: list[Client] = []
 
     def start_client(socket_timeout_s: float) -> Client:
@@ -87,13 +87,13 @@ async def sources(answer: asyncio.Task[httpx.Response]) -> list[str]:
 
 
 async def are_at_work(client: Client, requests: Sequence[asyncio.Task[httpx.Response]]) -> None:
-    """Wait until the service works on all of the requests, and has no others."""
+    """Wait until the service processes all of the requests, and no others."""
     await until(lambda: client.services.metrics.requests.in_progress == len(requests))
 
 
 @asynccontextmanager
 async def finished(cluster: RedisCluster, waiting: list[asyncio.Task[httpx.Response]]) -> AsyncIterator[None]:
-    """Let the node that hangs at the first place go on at the end, and everybody be answered."""
+    """Hang node 0 within the block; then resume it and wait for all responses."""
     with hung(cluster, 0):
         yield
     await asyncio.wait(waiting)

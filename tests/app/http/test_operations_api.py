@@ -59,7 +59,7 @@ def test_a_process_without_its_gpu_is_not_ready_and_returns_popular_items(
 
 
 def lose_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Let the service's GPU no longer answer from the next call of the engine's method on."""
+    """Make the GPU of the service fail from the next call of this engine method on."""
     engine = client.service.switcher.current.engine
 
     def fail(*_: Any) -> Any:
@@ -264,7 +264,7 @@ def test_examples_match_their_schemas(shared_client: Client) -> None:
 
 
 def test_the_service_accepts_the_openapi_examples(client: Client) -> None:
-    """But for sealed states, which no example can have, and what this service does not have."""
+    """Except sealed states, which no example can contain, and data that this service lacks."""
     document, taken = client.get("/openapi.json").json(), 0
     missing = ("sealing_not_configured", "model_not_found", "scenario_not_found")
     client.request("PUT", "/v1/admin/properties", json={"items": {"price": "number", "brand": "text"}})
@@ -279,7 +279,7 @@ def test_the_service_accepts_the_openapi_examples(client: Client) -> None:
 
 
 def schemas_in(node: Any) -> Iterator[dict[str, Any]]:
-    """Every object of the document outside its examples."""
+    """All objects of the document except examples."""
     for one in node if isinstance(node, list) else [part for name, part in node.items() if name != "examples"]:
         if isinstance(one, dict | list):
             yield from schemas_in(one)

@@ -61,7 +61,7 @@ def post(client: Client, events: list[dict[str, Any]], state: str | None = None)
 
 
 def visit(client: Client, events: list[dict[str, Any]], per_request: int = 4) -> str:
-    """The visitor's state after some requests."""
+    """The state of the visitor after some requests."""
     state = None
     for first in range(0, len(events), per_request):
         state = post(client, events[first : first + per_request], state)["state"]
@@ -76,7 +76,7 @@ def as_user(client: Client, user_id: str, events: list[dict[str, Any]]) -> None:
 
 
 def listed(answer: Any) -> Any:
-    """What the answer says but for the user and the id of the list."""
+    """The response without the user and the list id."""
     return {name: value for name, value in answer.items() if name not in ("user_id", "recommendation_id")}
 
 
@@ -279,7 +279,7 @@ def keyed(start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 
 
 class TestPages:
-    """Calls with keys, most of all those that everybody can read in a page."""
+    """Calls with keys, in particular browser keys, which everybody can read."""
 
     @pytest.fixture(autouse=True)
     def _keys_are_looked_at_each_time(self, monkeypatch: pytest.MonkeyPatch) -> None:

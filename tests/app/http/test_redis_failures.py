@@ -29,7 +29,7 @@ GIVEN_UP_WITHIN_S = 60.0  # three calls; each gives up within seconds, on a mach
 
 
 class Failure(NamedTuple):
-    """How it begins and heals, whether Redis can be read meanwhile, and what operators are told."""
+    """How a failure begins and ends, whether Redis stays readable, and what operators are told."""
 
     begin: Callable[[RedisServer], Any]
     heal: Callable[[RedisServer], Any]
@@ -111,7 +111,7 @@ def test_events_fail_and_popular_items_are_returned_until_redis_recovers(
 
 
 class TestLostData:
-    """A Redis that comes back with less than was acknowledged, or would lose what it takes."""
+    """A Redis that lost acknowledged events, or whose settings would lose new ones."""
 
     def assert_refused(self, client: Client, cause: FailureCause) -> None:
         wait_until(lambda: client.get("/readyz").status_code == 503)
@@ -183,7 +183,7 @@ RULED: dict[str, dict[str, object]] = {
 def test_filters_pass_no_items_before_their_values_are_read(
     start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service that started without Redis reads the items in pages, and answers requests between these."""
+    """After a start without Redis, items are read in pages while requests are served."""
     adult = [f"item-{row}" for row in range(3)]
     with closing(start(tmp_path, redis_url=redis_server.url)) as before:
         for item_id in adult:

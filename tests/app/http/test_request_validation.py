@@ -305,7 +305,7 @@ def test_an_encoded_slash_does_not_separate_path_segments(shared_client: Client)
 
 
 class TestFuzzing:
-    """A fault in the app is an exception here, and so fails the test."""
+    """Exceptions of the app reach the test and fail it."""
 
     @given(path=st.sampled_from(POSTS), body=bodies)
     @settings(max_examples=150)
@@ -334,7 +334,7 @@ class TestFuzzing:
 
 
 def test_the_description_of_every_schema_is_prose(shared_client: Client) -> None:
-    """Its readers see the lines of a list of attributes, as docstrings have it, as one paragraph."""
+    """OpenAPI viewers would join an attribute list of a docstring into one paragraph."""
     schemas = shared_client.get("/openapi.json").json()["components"]["schemas"]
     listed = [
         name for name, one in schemas.items() if re.search(r"^\w+ {2,}", one.get("description", ""), re.MULTILINE)

@@ -38,7 +38,7 @@ DRAIN_S = 5  # long enough to see it
 
 @pytest.fixture(scope="module")
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """One process for the tests that do not end it."""
+    """A shared process for tests that do not end it."""
     with running(tmp_path_factory.mktemp("server"), model_dir) as process:
         yield process
 
@@ -52,7 +52,7 @@ def test_startup_logs_what_is_served(server: Process, model_dir: Path) -> None:
 
 
 class Clicker(threading.Thread):
-    """Posts one event after the other on one connection until the server is gone; remembers what was acknowledged."""
+    """Posts events on one connection until the server ends; records the acknowledged ones."""
 
     def __init__(self, url: str, user_id: str) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def test_sigterm_answers_accepted_requests_and_loses_nothing(
 
 
 def test_a_killed_process_leaves_no_partial_response(server: Process) -> None:
-    """Head and body leave the process in one write, or a kill between them would leave a client with the head alone."""
+    """Head and body are sent in one write; otherwise a kill between two writes would truncate the response."""
     event = b'{"user_id": "whole", "item_id": "item-1"}'
     requests = [
         b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(event), event),
@@ -168,7 +168,7 @@ def test_ctrl_c_skips_the_drain_delay(launch: Callable[..., Process]) -> None:
 
 
 def require_shared_users(process: Process) -> None:
-    """Fail unless each of the workers counts the events that the others got."""
+    """Assert that each worker counts the events of the others."""
     with httpx.Client(base_url=process.url, timeout=PATIENCE_S) as client:
         client.post("/v1/events", json={"user_id": "ada", "item_id": "item-0"})
     counts = []
@@ -193,7 +193,7 @@ def test_workers_share_users_and_answer_accepted_requests(launch: Callable[..., 
 
 @pytest.mark.slow
 def test_a_worker_that_is_unresponsive_for_seconds_is_not_killed(launch: Callable[..., Process]) -> None:
-    """As on a machine that is too busy; uvicorn would kill it after five seconds."""
+    """As on an overloaded machine; uvicorn's default would kill it after five seconds."""
     process = launch(workers=2, port=free_port())
     children = psutil.Process(process.process.pid).children()
     workers = [child for child in children if not any("resource_tracker" in part for part in child.cmdline())]
@@ -247,7 +247,7 @@ def test_workers_share_redis_and_end_with_their_killed_parent(
 
 
 def accepted_without_body(address: tuple[str, int], length: int) -> socket.socket:
-    """A connection with an event that the service has begun to read, and of which no body was sent."""
+    """A connection with an accepted event whose body has not been sent."""
     connection = socket.create_connection(address, timeout=PATIENCE_S)
     head = b"POST /v1/events HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
     connection.sendall(head % length)
@@ -256,7 +256,7 @@ def accepted_without_body(address: tuple[str, int], length: int) -> socket.socke
 
 
 def wait_until_refused(address: tuple[str, int]) -> None:
-    """Until nobody is let in any more, to wait for workers that have closed the door."""
+    """Wait until new connections are refused, when all workers have closed their sockets."""
 
     def is_refused() -> bool:
         try:
@@ -356,7 +356,7 @@ def test_a_failed_start_names_its_cause(
 def test_idle_timeouts_exceed_those_of_proxies(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy that uses a connection while the service closes it answers a POST with a 502."""
+    """A proxy that reuses a connection while the service closes it answers a POST with 502."""
     monkeypatch.setattr("uvicorn.run", lambda _app, **options: timeouts.append(options["timeout_keep_alive"]))
     timeouts: list[int] = []
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -372,7 +372,7 @@ def test_idle_timeouts_exceed_those_of_proxies(
 def test_sigterm_during_startup_ends_the_process(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where Python ignores what the handler raises, as it does in a destructor."""
+    """Also while Python ignores exceptions of the handler, as in a destructor."""
 
     class Dying:
         def __del__(self) -> None:

@@ -32,7 +32,7 @@ Item = Mapping[str, Any]
 
 
 class Pair(NamedTuple):
-    """The same expression as it is written here, and for the oracle, which knows nothing of `known`."""
+    """An expression, and its equivalent for the oracle, which has no `known`."""
 
     ours: str
     oracle: str
@@ -181,7 +181,7 @@ def microseconds(moment: datetime) -> int:
 
 
 def evaluate_one(expression: cel.Expression, item: Item, shared: Mapping[str, Any]) -> Any:
-    """The value of the expression for one item, by CEL's evaluator; None where it is an error."""
+    """Value of the expression for one item by CEL's evaluator; None for an error."""
     known = {f"known_{name.partition('.')[2]}": value is not None for name, value in item.items()}
     data = {name: value for name, value in {**item, **shared}.items() if value is not None}
     result = expression.eval(data={**data, **known, "now": NOW})

@@ -34,7 +34,7 @@ PROPERTIES = [name for name in TYPES if name.startswith("item.")]
 
 
 def columns_of(found: Sequence[Item], before: Sequence[Item] = ()) -> Mapping[str, StoredColumn]:
-    """Return the columns of items whose properties were others before."""
+    """Columns of items whose properties have been changed before."""
     columns: dict[str, StoredColumn] = {
         "item.price": NumberColumn(len(found)),
         "item.margin": NumberColumn(len(found)),

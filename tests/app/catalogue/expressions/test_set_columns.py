@@ -24,7 +24,7 @@ STEPS = st.lists(st.dictionaries(st.integers(0, ROWS - 1), SETS, min_size=1), ma
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_bounds() -> Iterator[None]:
-    """Let few labels be many: unused ones are dropped, and others take two letters."""
+    """Lower the thresholds, so that a few labels suffice to drop unused ones and to need two bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts, "MIN_NEW", 8)
         patch.setattr(set_columns, "ONE_LETTER", 5)

@@ -21,7 +21,7 @@ NEW = "new-1"
 
 
 def sample_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a few events be enough to stand for all users."""
+    """Accept a few events as a sample of all users."""
     monkeypatch.setattr(cold_item_learner, "EVENTS_PER_SAMPLE", 2)
     monkeypatch.setattr(cold_item_learner, "MIN_SAMPLE_INTERVAL_S", 0.0)
 
@@ -32,7 +32,7 @@ def codes_of(client: Client, new: str = NEW) -> Any:
 
 @torch.inference_mode()
 def nearness(trained: Artifact, codes: Sequence[bytes], rows: Sequence[int]) -> float:
-    """How much nearer codes are to these learned items, one each, than to the others: by cosines, from the mean."""
+    """Mean cosine of each code with its learned item minus the mean over all pairs; vectors are centred."""
     books = trained.model.target_codebooks.numpy()
 
     def vectors(targets: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -46,7 +46,7 @@ def nearness(trained: Artifact, codes: Sequence[bytes], rows: Sequence[int]) -> 
 
 
 def introduce(client: Client, users: int = 13, first: int = 0) -> None:
-    """Users who have clicked some items click the new one."""
+    """Let users who have clicked some items click the new one."""
     for user in range(first, first + users):
         client.click(f"u{user}", *(item_id(user % 3 + 4 * n) for n in range(3)))
         client.click(f"u{user}", NEW)

@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 
 @torch.inference_mode()
 def write_shop(directory: Path, seed: int = 7) -> Path:
-    """A model that knows what its items' titles and categories tell."""
+    """Write a model that has learned codes from titles and categories."""
     plain = model_directory.load(write_model(directory, seed))
     titles, categories = list(plain.items.titles), list(plain.items.categories)
     described = [Description(title, names) for title, names in zip(titles, categories, strict=True)]

@@ -40,7 +40,7 @@ SHOP_VECTORS = np.random.default_rng(5).normal(size=(ITEMS, NUMBERS))
 
 @torch.inference_mode()
 def write_shop(directory: Path) -> Path:
-    """A model that knows what its items' vectors and titles tell; vectors tell everything."""
+    """Write a model that has learned codes from vectors and titles; the vectors determine everything."""
     plain = model_directory.load(write_model(directory))
     targets = plain.model.item_vectors().numpy()
     vectors = targets @ np.random.default_rng(6).normal(size=(targets.shape[1], NUMBERS))
@@ -179,7 +179,7 @@ def test_dropping_all_vectors_allows_another_length(client: Client) -> None:
 
 
 def test_vectors_of_another_length_than_the_model_reads_are_ignored(client: Client) -> None:
-    """Until the next training: by then the title counts."""
+    """The title counts until the next training."""
     client.click("u0", "item-1")
     put(client, vector=[1.0] * (NUMBERS + 1))
     assert NEW not in everything(client)

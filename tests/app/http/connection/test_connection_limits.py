@@ -57,7 +57,7 @@ def server(model_dir: Path, key: tuple[str, Path], tmp_path_factory: pytest.Temp
 
 
 class Attack(NamedTuple):
-    """What is sent first, and then again and again, over how many connections."""
+    """Bytes that a client sends first, bytes that it repeats, and the number of connections."""
 
     begin: bytes
     again: bytes
@@ -97,7 +97,7 @@ ATTACKS = {
 
 
 def send_until_cut_off(address: tuple[str, int], attack: Attack, headers: bytes) -> bytes:
-    """Send as fast as the server takes it and read nothing meanwhile; then what it answered, if that is still there."""
+    """Send as fast as possible without reading; return the response if it still arrives."""
     begin = attack.begin.replace(b"\r\n", b"\r\n" + headers, 1) if headers else attack.begin
     with socket.create_connection(address, timeout=PATIENCE_S) as connection:
         give_up_at = time.monotonic() + PATIENCE_S
@@ -120,7 +120,7 @@ def send_until_cut_off(address: tuple[str, int], attack: Attack, headers: bytes)
 
 
 class Peak(threading.Thread):
-    """Watches the most memory that a process has, and how long another client waits for an answer."""
+    """Records the peak memory of a process and the longest wait of another client."""
 
     def __init__(self, server: Process, key: str) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_a_connection_is_bounded_in_memory_and_time(server: Process, key: tuple[
 
 @pytest.mark.parametrize("waiting", [MAX_PIPELINED, MAX_PIPELINED + 1])
 def test_pipelined_requests_are_limited(server: Process, waiting: int) -> None:
-    """One is at work meanwhile. Every one is answered in order, and only then the refusal comes."""
+    """While one request runs, all others are answered in order before the refusal."""
     targets = [f"/v1/model?n={n}" for n in range(1 + waiting)]
     with socket.create_connection(server.address, timeout=PATIENCE_S) as connection:
         connection.sendall(b"".join(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for target in targets))
@@ -233,7 +233,7 @@ def test_a_client_that_reads_only_after_sending_gets_the_refusal(
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_idle_connections_do_not_lock_out_others(server: Process, key: tuple[str, Path], before: int) -> None:
-    """They make room for new ones; one whose body is late does not while others are idle, whatever came before it."""
+    """Idle connections are closed for new ones; connections with late bodies only if no others are idle."""
     slow = b'{"user_id": "ada", "history": []}'
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key[0]}\r\n".encode()
     with ExitStack() as stack:
@@ -264,7 +264,7 @@ def test_idle_connections_do_not_lock_out_others(server: Process, key: tuple[str
 
 @pytest.mark.parametrize("is_pipelined", [False, True])
 def test_missing_bodies_do_not_lock_out_others(server: Process, key: tuple[str, Path], is_pipelined: bool) -> None:
-    """The longest late ones make room where no connection is idle; a request whose body comes at last is answered."""
+    """Without idle connections, those with the latest bodies are closed; a body that arrives is answered."""
     body = b'{"user_id": "ada", "history": []}'
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key[0]}\r\n".encode()
     begun = head + b"Content-Length: %d\r\n\r\n" % len(body)

@@ -91,7 +91,7 @@ def test_an_answered_request_creates_no_reference_cycles(known: Client) -> None:
 
 
 def test_processes_yield_to_each_other_before_accepting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that is awake would take all of a client's connections."""
+    """Otherwise the process that is awake would accept all connections of a client."""
     slept: list[float] = []
     monkeypatch.setattr(protocol, "LimitedHttpProtocol", lambda **_: None)
     monkeypatch.setattr(time, "sleep", slept.append)

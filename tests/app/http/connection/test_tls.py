@@ -72,7 +72,7 @@ def connect(server: Process, certificate: Path, receive_bytes: int = 0) -> ssl.S
 
 
 def received(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection or resets it."""
+    """Bytes until the server closes or resets the connection."""
     answer = b""
     with suppress(ConnectionResetError):
         while chunk := connection.recv(65_536):
@@ -139,7 +139,7 @@ def test_an_endless_head_is_refused(server: Process, certificate: Path) -> None:
 def test_connections_without_a_handshake_do_not_lock_out_others(
     server: Process, certificate: Path, begin: bytes
 ) -> None:
-    """They make room for new ones, like those that send no request; one whose request is at work does not."""
+    """They are closed for new ones, like connections without a request; active ones are kept."""
     with ExitStack() as stack:
         at_work = stack.enter_context(connect(server, certificate))
         at_work.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(EVENT))
@@ -176,7 +176,7 @@ def test_handshake_and_head_share_one_timeout(launch: Callable[..., Process], ce
 
 
 class Slow(asyncio.Protocol):
-    """Answers whatever comes with the same bytes, and notes when it is told to pause."""
+    """A protocol that answers with constant bytes and records when it is paused."""
 
     scheme = "http"
 
@@ -198,7 +198,7 @@ class Slow(asyncio.Protocol):
 
 
 def test_an_unread_response_pauses_the_protocol(certificate: Path) -> None:
-    """So the time for the client to read it begins."""
+    """This starts the timeout for reading the response."""
 
     async def answered() -> None:
         http, context = Slow(secrets.token_bytes(8 << 20)), server_context(*tls(certificate).values())  # type: ignore[arg-type]

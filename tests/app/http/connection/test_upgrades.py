@@ -39,7 +39,7 @@ def test_the_body_is_read(known: Client, upgrade: list[str], size: int) -> None:
 
 @pytest.mark.parametrize("lines", [0, 60_000])
 def test_the_body_is_never_parsed_as_a_request(known: Client, lines: int) -> None:
-    """A proxy would take the answer for that to the request of another client."""
+    """A proxy would assign the response to another client's request."""
     server = Server(known)
     head, body = post(b"\r\n" * lines + request("/readyz"), *UPGRADES["HTTP/2"]).split(b"\r\n\r\n", 1)
     answers = known.runner.run(server.exchange(head + b"\r\n\r\n", body, NEXT, answers=2))

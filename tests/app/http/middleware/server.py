@@ -26,14 +26,14 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Bounds(NamedTuple):
-    """What bounds the requests of a server: how many may be in progress, and when they are slow."""
+    """Limits of a server: concurrent requests, and the duration of slow ones."""
 
     in_progress: RequestsInProgress
     slow_s: float = PATIENCE_S
 
 
 class Server:
-    """The protocol of a service's connections, on a socket, over a client's app.
+    """The protocol of a service's connections over the app of a client.
 
     for_app  the paths of the requests that the app got
     """
@@ -56,7 +56,7 @@ class Server:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect to it; the reader and the writer."""
+        """Open a connection; yields its reader and writer."""
         server = await asyncio.get_running_loop().create_server(self._protocol, "127.0.0.1", 0)
         async with server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -65,7 +65,7 @@ class Server:
             await writer.wait_closed()
 
     async def exchange(self, *parts: bytes, answers: int = 1) -> list[Answer]:
-        """Send parts of requests, one after the other; that many answers."""
+        """Send parts of requests one after another; return that many responses."""
         async with asyncio.timeout(PATIENCE_S), self.connected() as (reader, writer):
             for part in parts:
                 writer.write(part)
@@ -95,7 +95,7 @@ def post(body: bytes | object, *headers: str, path: str = "/v1/events") -> bytes
 def start_with_keys(
     start: Callable[..., Client], directory: Path, kinds: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Client, dict[str, str]]:
-    """Start a service with a key of each kind; return it with the texts of the keys."""
+    """Start a service with keys of each kind; return it with their texts."""
     texts = {}
     for name, kind in kinds.items():
         texts[name], key = make("main", **kind)

@@ -31,7 +31,7 @@ def known(shared_client: Client) -> Client:
 
 
 async def waiting_cycle(server: Server) -> object:
-    """Return the request whose body is not complete, once its head has come."""
+    """The request whose head has arrived and whose body is incomplete."""
     await until(lambda: any(connection.cycle for connection in server.state.connections))  # type: ignore[union-attr]
     (connection,) = server.state.connections
     return connection.cycle  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ EVENT = {"event_id": "e", "user_id": "ada", "item_id": "item-1", "timestamp": 1_
 
 
 def assert_same(client: Client, method: str, url: str, **options: Any) -> httpx.Response:
-    """Ask directly, then the declared route; the answer."""
+    """Compare the fast path with the declared route; return the response."""
     if url.partition("?")[0] == "/v1/events":
         client.request(method, url, **options)  # so that both are told of duplicates
     directly = client.request(method, url, **options)
@@ -49,7 +49,7 @@ def heads(response: httpx.Response, ignored: set[str]) -> dict[str, str]:
 
 
 def shown(response: httpx.Response) -> Any:
-    """What the answer says, in its order, without the ids that are drawn for it."""
+    """The response in its order, without generated ids."""
 
     def without_ids(fields: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
         return [(name, value) for name, value in fields if name != "recommendation_id"]
@@ -214,7 +214,7 @@ def test_any_user_and_query(known: Client, user_id: str, query: list[tuple[str, 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, dict[str, str]]]:
-    """A service with keys of every kind, by what they are."""
+    """A service with keys of every kind."""
     directory = tmp_path_factory.mktemp("guarded")
     texts = {"none": "", "wrong": "lisarec_0_0"}
     kinds: dict[str, Any] = {

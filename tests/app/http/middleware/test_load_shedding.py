@@ -56,7 +56,7 @@ def connected(server: Process) -> socket.socket:
 
 
 def trickle(connection: socket.socket, begin: bytes, again: bytes) -> bool:
-    """Send the beginning, then a little again and again; whether the server ends that."""
+    """Send the beginning, then a little at a time; return whether the server closes the connection."""
     give_up_at = time.monotonic() + PATIENCE_S
     try:
         connection.sendall(begin)

@@ -27,7 +27,7 @@ LATE = 1_700_000_000
 def shop(
     store_url: str | None, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """A service for all of these tests, each of which has users of its own."""
+    """A service for all tests of this file; each test has users of its own."""
     directory = tmp_path_factory.mktemp("odd")
     client = start(directory / "state", archive_dir=directory / "archive", redis_url=store_url)
     yield client
@@ -110,7 +110,7 @@ def merge(client: Client, user_id: str, visitor: str) -> Any:
 
 
 def turn(client: Client) -> int:
-    """Archive all there is and trim it."""
+    """Archive and trim everything."""
     url, archive = client.settings.redis_url, client.settings.archive
     assert archive is not None
     opened = SQLiteSource.open(client.settings.data_dir) if url is None else RedisSource.open(url)
@@ -120,7 +120,7 @@ def turn(client: Client) -> int:
 
 
 def test_ids_that_look_like_internal_ids_are_distinct(shop: Client) -> None:
-    """A merged visitor's events, undos and merges have ids of their own in the log: "v/e", "undo e" and "merge ada"."""
+    """Internal ids of merged events, undos and merges are "v/e", "undo e" and "merge ada"."""
     for n, event_id in enumerate(["e", "undo e", "merge ada", "v/e", "undo v/e"]):
         post(shop, event("ada", item_id(n), event_id, n))
     post(shop, event("v", item_id(9), "e", 9))

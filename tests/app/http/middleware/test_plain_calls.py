@@ -24,13 +24,13 @@ def event(event_id: str, user_id: str = "bob") -> dict[str, Any]:
 
 
 def shown(answer: Answer) -> Any:
-    """Return what must be equal in two answers."""
+    """The parts of a response that must be equal."""
     status, headers, body = answer
     return status, {name: headers[name] for name in headers if name not in ("x-request-id", "server-timing")}, body
 
 
 def lists(answer: Answer) -> Any:
-    """Return the same of an answer with lists, each of which has an id."""
+    """The same of a response with lists, each with an id."""
     status, headers, body = shown(answer)
     without_id = json.loads(
         body, object_pairs_hook=lambda pairs: [one for one in pairs if one[0] != "recommendation_id"]
@@ -44,7 +44,7 @@ def known(shared_client: Client) -> Client:
 
 
 def logged(client: Client, user_id: str) -> list[str]:
-    """Return the ids of a user's logged events, in the order of the log."""
+    """Ids of a user's logged events in log order."""
     return [one["event_id"] for one in client.get(f"/v1/users/{user_id}/events").json()["events"]]
 
 

@@ -28,7 +28,7 @@ OWN_HEADERS = {"x-request-id", "server-timing"}
 
 
 def shown(answer: Answer) -> Any:
-    """Return what must be equal in two answers to a request."""
+    """The parts of a response that must be equal."""
     status, headers, body = answer
 
     def without_id(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress, 
 
 
 class TestLimit:
-    """The middleware alone, over an app that works until it is told that it may end."""
+    """The middleware over an app that waits until it is released."""
 
     SCOPE: Scope = {"type": "http", "path": "/v1/x", "method": "POST", "headers": []}  # noqa: RUF012
 
@@ -75,7 +75,7 @@ class TestLimit:
         assert bounded.most_at_work == 2
 
     async def test_counts_a_finished_response_once(self) -> None:
-        """As responses with files do: they receive and send at the same time."""
+        """Responses with files receive and send concurrently."""
 
         async def respond(_scope: Scope, receive: Receive, send: Send) -> None:
             await receive()
@@ -91,7 +91,7 @@ class TestLimit:
 
 
 class TestShares:
-    """The room of 12 requests, between two keys of one tenant and keys of others."""
+    """12 slots, shared by two keys of one tenant and keys of others."""
 
     MOST = 12
     GREEDY, MODEST, OTHER, THIRD = Source("main", "a"), Source("main", "b"), Source("books", "c"), Source("toys", "d")
@@ -128,7 +128,7 @@ class TestShares:
                 assert in_progress.has_room(Source(other, other)) == expected
 
     def test_a_busy_key_leaves_other_keys_their_share(self, tmp_path: Path) -> None:
-        """With requests, through the middleware: whoever comes second is served beside the first."""
+        """With real requests through the middleware."""
         texts = {}
         for name, tenant in (("greedy", "main"), ("modest", "main"), ("other", "books")):
             texts[name], key = make(tenant, ["recs:read"])
@@ -148,7 +148,7 @@ class TestShares:
         asyncio.run(law())
 
     async def test_forged_keys_get_no_share_and_take_none(self, tmp_path: Path) -> None:
-        """The reproduction: who knew the id of a key, or made ids up, took its room, or had room of his own."""
+        """Otherwise a client that knows or invents key ids could take slots of a valid key."""
         text, key = make("main", ["recs:read"])
         add(tmp_path / "keys", key)
         made_up = [f"lisarec_{key.id}_{n}" for n in range(self.MOST)] + [f"lisarec_{n:012}_x" for n in range(30)]

@@ -31,7 +31,7 @@ def url(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 @contextmanager
 def visiting(browser: Browser, url: str, expected: str = "(?!)", **options: Any) -> Iterator[Page]:
-    """As a visitor who was never there. Errors on the console, and requests to elsewhere, fail the test."""
+    """Open the page as a new visitor. Console errors and requests to other hosts fail the test."""
     context = browser.new_context(reduced_motion="reduce", **{"viewport": {"width": 1200, "height": 900}, **options})
     page = context.new_page()
     page.set_default_timeout(PATIENCE_S * 1e3)
@@ -59,7 +59,7 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
 
 
 def recommended(page: Page) -> list[tuple[str, str]]:
-    """Ids and scores as they are shown."""
+    """The displayed ids and scores."""
     rows = page.locator("#recommendations .item").all()
     return [(row.get_attribute("data-item-id") or "", row.locator(".figure").inner_text()) for row in rows]
 
@@ -77,13 +77,13 @@ def open_user(page: Page, user_id: str) -> None:
 
 
 def touched(page: Page) -> set[tuple[int, int, int]]:
-    """Rate, codebook and codeword of the bins that glow."""
+    """Rate, codebook and codeword of the highlighted bins."""
     cells = page.locator(".touched").all()
     names = ("data-rate", "data-codebook", "data-codeword")
     return {tuple(int(cell.get_attribute(name) or -1) for name in names) for cell in cells}  # type: ignore[misc]
 
 
 def serious(page: Page) -> list[str]:
-    """What axe-core finds to be a serious or critical obstacle for people with disabilities."""
+    """Serious and critical accessibility violations found by axe-core."""
     violations = Axe().run(page).response["violations"]
     return [f"{one['id']}: {one['nodes']}" for one in violations if one["impact"] in ("serious", "critical")]

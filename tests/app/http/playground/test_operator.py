@@ -55,7 +55,7 @@ def test_figures_return_with_the_service(browser: Browser, url: str) -> None:
 
 
 def test_quantiles_are_computed_from_the_buckets(page: Page) -> None:
-    """Of what was answered in between, calls of the service alone, as Prometheus' histogram_quantile has them."""
+    """For requests between two scrapes, without health checks, like histogram_quantile of Prometheus."""
     rng = np.random.default_rng(3)
     metrics = Metrics()
     expositions, observed = [], rng.lognormal(-5, 1.5, (2, 400))

@@ -227,7 +227,7 @@ def test_a_missing_browser_fails_in_ci(pytester: pytest.Pytester, monkeypatch: p
 
 
 def test_the_browser_ignores_network_changes(browser: Browser) -> None:
-    """It would end the requests of a page that is loading, whenever something else starts a container."""
+    """Otherwise starting a container would abort the requests of a loading page."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):  # the process has ended
@@ -242,7 +242,7 @@ def test_the_browser_ignores_network_changes(browser: Browser) -> None:
 
 
 def target(link: Path) -> str:
-    """Where the link leads, and nowhere if it is gone."""
+    """The target of the link; empty if the link is missing."""
     try:
         return os.readlink(link)
     except OSError:

@@ -40,7 +40,7 @@ def shown(page: Page) -> list[str]:
 
 
 def asked(url: str, page: Page, **query: str) -> list[str]:
-    """The list that the service gives to the visitor for the same wishes."""
+    """The list that the service returns to the visitor for the same options."""
     path = f"{url}/v1/users/{page.input_value('#user')}/recommendations"
     answer = httpx.get(path, params={"k": "10", "explain": "true", **query}).raise_for_status().json()
     return [item["item_id"] for item in answer["items"]]

@@ -81,7 +81,7 @@ def test_a_click_changes_the_list_and_highlights_the_item_s_codes(page: Page, ur
 
 
 def test_a_long_full_bin_is_highlighted(page: Page, url: str, model_dir: Path) -> None:
-    """Where things fade as fast as they come, a click leaves its bins as they were."""
+    """If decay equals growth, a click leaves the value of its bins unchanged."""
     httpx.post(f"{url}/v1/events", json=[{"user_id": "eve", "item_id": "item-7"}] * 40).raise_for_status()
     open_user(page, "eve")
     expect(page.locator("#state-size")).to_have_text("40 events")
@@ -135,7 +135,7 @@ def test_repeated_clicks_are_one_event(page: Page) -> None:
 
 
 def test_rapid_clicks_are_sent_in_order(page: Page, url: str) -> None:
-    """Whoever starts over while a click is under way is forgotten with it, and has no part in the next visitor's."""
+    """Starting over during a click discards it for the next visitor."""
     user = page.input_value("#user")
     for _ in range(5):
         page.evaluate("document.querySelector('#recommendations .item').click()")
