@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Process:
-    """``lisarec serve`` in a process of its own, on a free port, set by its environment as operators do."""
+    """``lisarec serve`` in its own process on a free port, configured by environment variables."""
 
     def __init__(self, log: Path, environment: Mapping[str, str] | None = None, /, **settings: object) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
@@ -85,7 +85,7 @@ def running(directory: Path, model_dir: Path) -> Iterator[Process]:
 
 @pytest.fixture
 def launch(model_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Start a process over the tiny model; it is killed when the test leaves it behind."""
+    """Start processes over the tiny model; those that the test leaves are killed."""
     launched: list[Process] = []
 
     def launch_process(**settings: object) -> Process:
@@ -116,7 +116,7 @@ def serve_in_thread(settings: Settings) -> Iterator[str]:
 
 
 def raw_exchange(address: tuple[str, int], request: bytes) -> bytes:
-    """Send bytes, and return what comes back until the server closes or is silent."""
+    """Send bytes; return everything until the server closes or falls silent."""
     with socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)

@@ -48,7 +48,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def assert_refused(response: httpx.Response, *statuses: int) -> None:
-    """An error in the one shape, of at most 4 kB, with nothing of the request in it."""
+    """Assert an error of the common shape, at most 4 kB, without content of the request."""
     assert response.status_code in (statuses or range(400, 500)), response.text
     assert set(response.json()) == {"error"}
     error = response.json()["error"]
@@ -90,7 +90,7 @@ def all_pages(client: Client, request: dict[str, Any]) -> Iterator[Any]:
 
 
 def finish_background_work(client: Client) -> None:
-    """Let what was started apart come to its end, and go by it."""
+    """Wait for background tasks, and apply their results."""
     client.runner.run(client.service.switcher.current.context.tasks.join())
     client.service.switcher.rebuild_at_s = 0.0
     client.runner.run(client.service.switcher.poll())

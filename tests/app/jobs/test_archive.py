@@ -51,7 +51,7 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> str:
-    """A command in a process of its own, which succeeds; what it says."""
+    """Run a command in its own process, which must succeed; return its output."""
     command = [sys.executable, "-m", "app", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def serving(directory: Path, *arguments: object) -> Iterator[str]:
-    """The address of a service that is ready."""
+    """Run a service; yields its URL once it is ready."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "app", "serve", "--port", str(port), *map(str, arguments)]
     with (
@@ -80,7 +80,7 @@ def serving(directory: Path, *arguments: object) -> Iterator[str]:
 
 
 def histories(interactions: Interactions) -> dict[str, list[tuple[str, str, int]]]:
-    """Item, type and time of each user's events, in order."""
+    """Item, type and time of each user's events in order."""
     users: dict[str, list[tuple[str, str, int]]] = {user_id: [] for user_id in interactions.user_ids}
     for user, item, type_, time_us in zip(
         interactions.user, interactions.item, interactions.type, interactions.timestamp_us, strict=True
@@ -268,7 +268,7 @@ def test_the_archiver_waits_for_an_unavailable_redis(tmp_path: Path, redis_serve
 def test_memory_metrics_of_redis_continue_while_the_archive_is_unwritable(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    """Nothing leaves Redis then, and an alert must come before it refuses events."""
+    """Redis fills up then, and the alert must precede refused events."""
     asyncio.run(append(redis_server, "e1"))
     (tmp_path / "archive").write_text("a file, where a directory belongs")
     settings = StoreSettings(redis_url=redis_server.url, archive_dir=tmp_path / "archive")
@@ -314,10 +314,10 @@ async def append(server: RedisServer, event_id: str) -> None:
 
 
 def test_a_clock_less_than_an_hour_ahead_drops_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a wrong clock would drop every event that is archived, and Redis no longer has."""
+    """Otherwise a wrong clock would drop archived events that Redis no longer has."""
 
     class Stopped(BaseException):
-        """The test has seen enough."""
+        """Ends the archiver from the test."""
 
     now_ns, wrong_by_s, up_s = time.time_ns, 0, 0
     monkeypatch.setattr("time.time_ns", lambda: now_ns() + (wrong_by_s + up_s) * 10**9)
@@ -346,7 +346,7 @@ def test_a_clock_less_than_an_hour_ahead_drops_no_events(tmp_path: Path, monkeyp
 
 
 def test_a_store_older_than_its_archive_is_refused(model: Path, tmp_path: Path) -> None:
-    """What is noticed is the same for every command that folds events; others, and a restore, may open it."""
+    """By every command that folds events; others, and a restore, may open it."""
     data_dir, archive_dir = tmp_path / "state", tmp_path / "archive"
     settings = StoreSettings(data_dir=data_dir, archive_dir=archive_dir)
     generation = make_generation()

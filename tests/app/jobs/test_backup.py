@@ -38,7 +38,7 @@ async def fill(server: RedisServer) -> None:
 
 
 def refused_backup(capsys: pytest.CaptureFixture[str], out: Path, *options: object) -> str:
-    """What a backup that fails prints. It leaves no file."""
+    """Output of a backup that fails and leaves no file."""
     out.parent.mkdir()
     with pytest.raises(SystemExit, match="1"):
         main(["backup", "--out", str(out), *map(str, options)])
@@ -49,7 +49,7 @@ def refused_backup(capsys: pytest.CaptureFixture[str], out: Path, *options: obje
 
 
 def run_apart(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own, because pytest takes what a command logs."""
+    """Run a command in its own process, because pytest captures what a command logs."""
     return subprocess.run([sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True)
 
 

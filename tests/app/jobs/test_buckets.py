@@ -24,7 +24,7 @@ from tests.app.support import run_command
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Run a command; returns its exit status and what it printed."""
+    """Run a command; return its exit status and output."""
 
     def run(*arguments: object) -> tuple[int, str]:
         status = run_command(*arguments)

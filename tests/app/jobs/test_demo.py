@@ -36,7 +36,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 @contextmanager
 def started(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    """The process, the leader of a group, its port, and the file that takes what it prints."""
+    """Process (leader of its group), port, and output file of a demo."""
     port, printed = free_port(), directory / "printed"
     root = Path(__file__).parents[3]
     with printed.open("wb") as out:
@@ -57,7 +57,7 @@ def started(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[b
 
 @contextmanager
 def running(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    """The process, its port and what it prints, once the service is ready."""
+    """Process, port and output of a demo, once its service is ready."""
     with started(directory, *options) as (process, port, printed):
         wait_until_ready(process, port, printed)
         yield process, port, printed
@@ -75,7 +75,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, printed: Path)
 
 
 def curl(line: str) -> Any:
-    """Do what ``curl`` would do with the line."""
+    """Send the request of a ``curl`` command line."""
     words = shlex.split(line)
     url = next(word for word in words if word.startswith("http"))
     if "-d" not in words:
@@ -86,7 +86,7 @@ def curl(line: str) -> Any:
 
 
 def test_three_clicks_change_the_list(running_demo: tuple[subprocess.Popen[bytes], int, Path]) -> None:
-    """Three goods of a range in order: then the next one comes first, and most of the list is of that range."""
+    """After three items of a product line in order, the next one ranks first and the line dominates the list."""
     with httpx.Client(base_url=f"http://127.0.0.1:{running_demo[1]}/v1", timeout=PATIENCE_S) as client:
 
         def recommended(user_id: str) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ def test_three_clicks_change_the_list(running_demo: tuple[subprocess.Popen[bytes
 def test_the_page_shows_users_of_the_data_and_the_effect_of_clicks(
     running_demo: tuple[subprocess.Popen[bytes], int, Path], browser: Browser, tmp_path: Path
 ) -> None:
-    """As the screenshots of the documentation are taken: in a range of goods, its others come next."""
+    """With the clicks of the documentation's screenshots."""
     _, port, printed = running_demo
     (user_id,) = re.findall("open a user of the data set, such as '(.*)'", printed.read_text())
     interactions = read_interactions(printed.parent / "var/demo/shop")

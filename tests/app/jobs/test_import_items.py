@@ -36,7 +36,7 @@ pot,Pot,12,Hill,false,2026-05-01 08:00:00.5+02:00,iron,12,,
 
 
 def reached(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return where the command finds this service."""
+    """The URL by which the command reaches this service."""
     monkeypatch.setattr(httpx.Client, "post", lambda _self, path, **options: client.request("POST", path, **options))
     monkeypatch.setattr(httpx.Client, "get", lambda _self, path, **options: client.request("GET", path, **options))
     return "http://service"
@@ -44,7 +44,7 @@ def reached(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def url(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the command finds the service of this test."""
+    """The URL by which the command reaches the service of this test."""
     return reached(client, monkeypatch)
 
 

@@ -37,7 +37,7 @@ STALL_S = 0.3
 
 @contextmanager
 def server(answer: Callable[[bytes], bytes]) -> Iterator[Address]:
-    """Gives each piece that arrives its answer, in pieces too; closes the connection on an empty one."""
+    """Answers each chunk with a given response, also in chunks; closes the connection on an empty one."""
 
     def serve(connection: socket.socket) -> None:
         with connection:

@@ -30,7 +30,7 @@ Answer = tuple[int | None, Any]  # the status and the body; without a status the
 
 @dataclass
 class Service:
-    """Stands in for the service: notes what arrives and when; ``answers`` come first; None is the usual one."""
+    """A fake service that records requests and times; it returns ``answers`` first (None: the usual one)."""
 
     url: str = ""
     answers: list[Answer | None] = field(default_factory=list)
@@ -212,7 +212,7 @@ def test_the_same_events_are_retried_after_transient_errors(
 
 
 class Clock:
-    """Time that passes only while the replay pauses."""
+    """A clock that moves only while the replay pauses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
@@ -383,7 +383,7 @@ class TestWaiting:
 
 
 class Ready(BaseHTTPRequestHandler):
-    """Answers, whatever is asked."""
+    """A server that answers every request."""
 
     def do_GET(self) -> None:
         self.send_response(204)

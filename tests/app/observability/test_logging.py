@@ -80,7 +80,7 @@ def test_a_line_contains_the_request_id() -> None:
 
 @pytest.fixture
 def log() -> Iterator[StringIO]:
-    """What a service would write from level info on."""
+    """Log output of a service from level info on."""
     written = StringIO()
     output = logging.StreamHandler(written)
     output.setFormatter(JsonLines())
@@ -138,7 +138,7 @@ def test_slow_and_failed_requests_are_logged_without_user_ids(
 def test_slow_requests_are_logged_with_key_id_and_tenant(
     start: Callable[..., Client], tmp_path: Path, log: StringIO
 ) -> None:
-    """Whether the framework answers it or not, and never with the key itself."""
+    """With and without the framework, and never with the key itself."""
     text, key = make("main", ["recs:read"])
     add(tmp_path / "keys", key)
     client = start(tmp_path, keys_file=tmp_path / "keys", slow_request_s=1e-9)

@@ -40,7 +40,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def samples(text: str) -> dict[tuple[str, Labels], float]:
-    """By name and labels."""
+    """Samples by name and labels."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -53,7 +53,7 @@ def samples_of(registry: CollectorRegistry) -> dict[tuple[str, Labels], float]:
 
 
 def scrape(url: str) -> dict[tuple[str, Labels], float]:
-    """On a connection of its own, so that any of the workers answers."""
+    """Scrape over a new connection, so that any worker may answer."""
     return samples(fetch(f"{url}/metrics").raise_for_status().text)
 
 
@@ -62,7 +62,7 @@ def value(found: dict[tuple[str, Labels], float], name: str, **labels: str) -> f
 
 
 def spans_of(response: httpx.Response) -> dict[str, float]:
-    """Milliseconds by name, of the header Server-Timing."""
+    """Milliseconds by name from the Server-Timing header."""
     pairs = re.findall(r"(\w+);dur=([0-9.]+)", response.headers.get("server-timing", ""))
     return {name: float(ms) for name, ms in pairs}
 
@@ -244,7 +244,7 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def crowd(model_dir: Path, temporary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A service of two workers, with a place of its own for temporary files."""
+    """A service of two workers with its own directory for temporary files."""
     directory = tmp_path_factory.mktemp("crowd")
     process = Process(
         directory / "log",

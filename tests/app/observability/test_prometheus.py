@@ -38,7 +38,7 @@ OPERATORS = {"or", "and", "unless", "bool", "by", "offset", "without"}
 
 
 def metrics_of(expression: str) -> set[str]:
-    """The metrics that a PromQL expression names."""
+    """Names of the metrics in a PromQL expression."""
     bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(by|on|without) \([^)]*\)', " ", expression)
     return set(re.findall(r"(?<![\w.])[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - OPERATORS
 
@@ -195,7 +195,7 @@ def watched(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def drive(url: str, replica: str) -> None:
-    """A little of everything that is counted; the load balancer passes no administration on."""
+    """Send requests that cover every counter; the load balancer passes no administration on."""
     with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         event = {"event_id": "e", "user_id": "ada", "item_id": "item-1"}
         for body in (event, event, [{"user_id": "ada", "item_id": "nowhere"}]):

@@ -34,7 +34,7 @@ def events(begin: int = 0, count: int = 1) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory whose disk is soon full; SQLite's own bound of a file where no file system may be mounted."""
+    """A directory on a small disk; SQLite's max_page_count if no file system can be mounted."""
     directory = tmp_path / "small"
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_BYTES}", "tmpfs", str(directory)]
@@ -54,7 +54,7 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 class StoreLog:
-    """What the log says of failures of the store."""
+    """Log records about store failures."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -76,7 +76,7 @@ def errors(client: Client, cause: FailureCause) -> float:
 
 
 def assert_reported(client: Client, log: StoreLog, refusal: httpx.Response, cause: FailureCause, reason: str) -> None:
-    """The answer has the kind of failure only; the log has the store's own words."""
+    """Assert that the response names only the kind of failure, and the log the store's message."""
     error = refusal.json()["error"]
     assert (refusal.status_code, error["code"]) == (503, "storage_unavailable")
     assert error["message"] == f"{STORAGE_REASONS[cause]}; retry the same request later"

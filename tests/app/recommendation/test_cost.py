@@ -45,7 +45,7 @@ def request(**fields: Any) -> RecommendationRequest:
 
 
 def archiving(redis_server: RedisServer, directory: Path, **settings: int) -> tuple[Client, str]:
-    """Return a service beside an archive, with a log of three events, and the key that has posted them."""
+    """A service with an archive, a log of three events, and the key that posted them."""
     text, key = make("main", SCOPES, requests_per_minute=100)
     add(directory / "keys", key)
     model_dir, archive = write_model(directory / "models" / "tiny"), directory / "archive"
@@ -165,7 +165,7 @@ def test_requests_with_many_categories_are_not_batched_with_light_ones(field: st
 
 
 def test_category_boosts_are_not_batched_with_light_requests() -> None:
-    """For a user without a history, it goes through all items."""
+    """A boost for a user without a history scans all items."""
     asked = request(boost={"tea": 20})
     assert not is_light(asked, cost_of(asked))
     assert is_light(request(boost={}), cost_of(request(boost={})))
@@ -205,14 +205,14 @@ def post_log(client: Client, key: str, user_id: str, events: int) -> None:
 
 
 def left(client: Client, key: str) -> int:
-    """Spend what the key has left of its hundred, one by one, and return it."""
+    """Spend the remaining quota of the key one request at a time; return its size."""
     statuses = (client.get("/v1/items/popular", headers=bearer(key)).status_code for _ in range(101))
     return list(takewhile(lambda status: status == 200, statuses)).count(200)
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, dict[str, str]]]:
-    """A service and the texts of its keys: one without a rate, and some of different rates."""
+    """A service and the texts of its keys: one without a rate, and others with different rates."""
     directory = tmp_path_factory.mktemp("guarded")
     texts = {}
     rates = {"free": None, "small": 20} | dict.fromkeys(
@@ -231,7 +231,7 @@ class TestCall:
     def test_that_is_too_costly_is_refused_with_the_option_to_lower(
         self, guarded: tuple[Client, dict[str, str]]
     ) -> None:
-        """The reproduction: this call cost 2,600 plain requests, and counted as one."""
+        """This call costs as much as 2,600 plain requests."""
         client, texts = guarded
         refused = client.post("/v1/recommendations", json={"requests": [HEAVIEST] * 100}, headers=bearer(texts["free"]))
         assert_refused(refused, 422)
@@ -305,7 +305,7 @@ class TestCall:
         assert client.get("/v1/items/popular", headers=headers).status_code == 429
 
     def test_that_reads_logs_costs_by_their_length(self, guarded: tuple[Client, dict[str, str]]) -> None:
-        """The reproduction: 98 logs of 10,000 entries fitted into one call, and each counted as a plain request."""
+        """A batch may read 98 logs of 10,000 entries each."""
         client, texts = guarded
         post_log(client, texts["free"], "long", 2_100)
         post_log(client, texts["free"], "short", 100)
@@ -367,7 +367,7 @@ class TestCall:
         assert left(client, texts["corrects"]) == 100 - 75
 
     def test_that_reads_an_archived_log_costs_by_its_files(self, redis_server: RedisServer, tmp_path: Path) -> None:
-        """The reproduction: each file takes the time of five plain requests, and all counted as one."""
+        """Reading a file takes as long as five plain requests."""
         client, text = archiving(redis_server, tmp_path)
         turn(redis_server, tmp_path / "archive")  # the newest entry stays
         page = client.get("/v1/users/ada/events?limit=1", headers=bearer(text)).json()
@@ -377,7 +377,7 @@ class TestCall:
         client.close()
 
     def test_that_excludes_what_is_archived_costs_by_its_files(self, redis_server: RedisServer, tmp_path: Path) -> None:
-        """The reproduction: a log counted as 10,000 entries at most, in however many files it was."""
+        """The charge for entries is capped, but a log may have any number of files."""
         client, text = archiving(redis_server, tmp_path, max_seen_events=100)
         turn(redis_server, tmp_path / "archive")
         body = {"user_id": "ada", "exclude_seen": "all"}

@@ -112,7 +112,7 @@ def test_an_unreadable_log_is_an_error(client: Client) -> None:
 
 
 def test_excluded_events_apply_before_the_state_is_folded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reproduction: the log was read, and then not used."""
+    """Popular items, too, must respect the log."""
     client.click("ada", *ALL_ITEMS[:5])
 
     async def none_yet(_: str, user_ids: list[str], *__: Any, **___: Any) -> list[None]:

@@ -40,7 +40,7 @@ def generations(client: Client, users: list[str] = USERS) -> dict[str, str]:
 
 
 def test_users_are_assigned_by_shares_and_stay_in_their_arm() -> None:
-    """A share that grows takes users in and lets none go; another name mixes them anew."""
+    """A growing share only adds users; another experiment name reshuffles them."""
     users = [f"u{n}" for n in range(4000)]
 
     def arms(name: str, *shares: float) -> dict[str, str]:

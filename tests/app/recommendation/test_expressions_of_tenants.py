@@ -27,7 +27,7 @@ people = st.fixed_dictionaries({(tenant, user): st.sampled_from([1.0, 2.0]) for 
 
 
 class Shops:
-    """Two tenants in one process, whose items and users have the same ids."""
+    """Two tenants in one process whose items and users have equal ids."""
 
     def __init__(self, directory: Path) -> None:
         self._keys: dict[str, str] = {}

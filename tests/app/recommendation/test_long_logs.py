@@ -30,7 +30,7 @@ NEWEST = 6
 def bounded(
     store_url: str | None, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """A service that looks at few events of each user, and two users: one has more, and one as many."""
+    """A service that reads few events per user; one user has more events, and one exactly as many."""
     client = start(tmp_path_factory.mktemp("state"), redis_url=store_url, max_seen_events=NEWEST)
     client.click("long", *(item_id(row) for row in range(20)))
     client.click("short", *(item_id(row) for row in range(NEWEST)))

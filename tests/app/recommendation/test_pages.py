@@ -21,7 +21,7 @@ from tests.app.support import ALL_ITEMS, all_pages, item_ids, recommend
 class TestPages:
     @pytest.mark.parametrize("rule", [{}, {"diversity": 0.6}, {"pin": [{"item_id": "item-40", "place": 33}]}])
     def test_no_item_appears_twice_across_pages(self, shop: Client, rule: dict[str, Any]) -> None:
-        """The user comes, clicks on what is shown and on other items between the pages."""
+        """Between pages the user clicks on shown and on other items."""
         user_id = f"reader-{len(json.dumps(rule))}"
         shown: list[str] = []
         for page in all_pages(shop, {"user_id": user_id, "k": 7, "exclude_seen": "none", **rule}):
@@ -47,7 +47,7 @@ class TestPages:
 
     @pytest.mark.parametrize("user_id", ["pager", "pager@shop.example"])
     def test_a_query_string_returns_pages(self, shop: Client, user_id: str) -> None:
-        """The address of the second user is encoded, so that a declared route answers."""
+        """The second user's path is percent-encoded, so that a declared route answers."""
         path = f"/v1/users/{quote(user_id, safe='')}/recommendations"
         first = shop.get(path, params={"k": 5, "cursor": ""}).json()
         second = shop.get(path, params={"k": 5, "cursor": first["cursor"]}).json()

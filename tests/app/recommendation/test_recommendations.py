@@ -31,7 +31,7 @@ OF_ONE_ANSWER = re.compile(rb'"recommendation_id":"[^"]+"')
 
 
 def bodies(client: Client, users: list[str]) -> list[bytes]:
-    """The answers to each user's requests, alone and with those of all others, without what no two answers share."""
+    """Responses to each user's requests, alone and in parallel, without generated ids."""
     requests = [{"user_id": user} | ({} if k is None else {"k": k}) for user in users for k in (None, 1, 7, 2 * ITEMS)]
     answers = [client.post("/v1/recommendations", json=request) for request in requests]
     answers += [client.get(f"/v1/users/{user}/recommendations") for user in users]
@@ -190,7 +190,7 @@ def filled(shared_client: Client) -> Client:
 
 
 def allowed_items(request: dict[str, Any]) -> set[str]:
-    """The filters of a request, spelled out."""
+    """Items that the filters of a request allow, by definition."""
     history = request["history"] if "history" in request else SEEN[request["user_id"]]
     past = [item for item in history if item in ALL_ITEMS]
     seen = {"none": [], "recent": [*dict.fromkeys(past[::-1])][:ITEM_RING], "all": past}[request["exclude_seen"]]
@@ -314,11 +314,11 @@ def test_a_batch_of_the_maximum_size_is_answered(shared_client: Client) -> None:
 
 
 class TestWhereAnswersAreComputed:
-    """Short turns on the event loop, long ones beside it; what is answered is the same."""
+    """Short batches run on the event loop and long ones in a thread, with the same results."""
 
     @pytest.fixture
     def turns(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The threads that computed."""
+        """Ids of the threads that computed."""
         found: list[str] = []
         rank = PlainRanker.rank  # the first part of every batch
 
@@ -371,7 +371,7 @@ class TestWhereAnswersAreComputed:
 
 
 class TestPlainRequests:
-    """Requests that name a user, and perhaps a length, take a shorter way: their answers are those of the other way."""
+    """Requests for a user with at most a length use a shorter code path with the same results."""
 
     @pytest.mark.parametrize("needed_events", [1e9, 1.0], ids=["without-trends", "with-trends"])
     def test_plain_requests_return_the_same_bytes(

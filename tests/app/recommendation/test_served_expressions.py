@@ -63,14 +63,14 @@ params = st.fixed_dictionaries(
 
 
 class Shop(NamedTuple):
-    """Two services over one store, and what their items have."""
+    """Two services over one store, and the data of their items."""
 
     first: Client
     other: Client
     items: list[dict[str, Any]]
 
     def apply(self, found: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
-        """Change items through the first service; the other one then reads the changes."""
+        """Change items through the first service; the other one reads the changes."""
         posted = []
         for row, values in found:
             self.items[row] = dict(values)
@@ -175,7 +175,7 @@ def test_an_expression_sees_only_its_user_s_properties(shop: Shop) -> None:
 
 
 def test_evaluating_a_filter_does_not_block_other_requests(shop: Shop) -> None:
-    """The dates of items are applied while it may be: not by the event loop."""
+    """Applying the dates of items waits for the lock of such a filter, but off the event loop."""
     switcher = shop.first.service.switcher
     (served,) = switcher.served()
     lock = served.catalogue.properties.lock

@@ -137,7 +137,7 @@ def test_a_model_cannot_be_named_none(begin: Callable[..., Client], tmp_path: Pa
 
 
 class TestAmongSeveralTenants:
-    """A tenant whose model is missing or broken starts without one, and the others are served."""
+    """A tenant with a missing or broken model starts without one, and the others are served."""
 
     @pytest.fixture
     def places(self, tmp_path: Path) -> dict[str, Path]:

@@ -24,7 +24,7 @@ def put(client: Client, number: int) -> None:
 
 
 def poll(client: Client, monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
-    """Poll once; while the pointers are on their way, a request says something of an item."""
+    """Poll once; during the read of the pointers a request updates an item."""
     switcher, store = client.service.switcher, client.service.store
     pointers = store.pointers
 
@@ -97,7 +97,7 @@ OFF = {"available": False}
 
 
 async def require_gone(client: Client, number: int) -> None:
-    """No list has the item: not those of users, in either arm, and not those of items."""
+    """Assert that no list contains the item, in either arm, for users or items."""
     assert (await client.http.get(f"/v1/items/{item_id(number)}")).json()["available"] is False
     similar = (await client.http.get(f"/v1/items/{item_id(number + 1)}/similar", params={"k": 59})).json()
     requests = [{"user_id": f"user-{user}", "k": 60} for user in range(20)]
@@ -112,7 +112,7 @@ async def require_gone(client: Client, number: int) -> None:
 def test_a_change_in_flight_reaches_a_model_activated_during_it(
     two_models: Client, monkeypatch: pytest.MonkeyPatch, switched: str
 ) -> None:
-    """The change waits for the shared thread, which is busy with somebody's filter."""
+    """The change waits for the shared thread, which evaluates a filter."""
     client, may_go, waiting = two_models, threading.Event(), list[object]()
     thread = client.services.shared_thread
     run = thread.run
@@ -182,7 +182,7 @@ def test_a_model_rebuilt_during_a_switch_follows_changes(two_models: Client, mon
 def test_a_poll_in_progress_does_not_undo_a_switch(
     two_models: Client, monkeypatch: pytest.MonkeyPatch, switched: str
 ) -> None:
-    """It has read the pointers, and still follows changes of items while another model is activated."""
+    """It has read the pointers, and still applies item changes when another model is activated."""
     client, switcher = two_models, two_models.service.switcher
     refresh, reading, may_go = switcher.refresh_items, asyncio.Event(), asyncio.Event()
 

@@ -54,7 +54,7 @@ def begin(models: Path, tmp_path: Path) -> Iterator[Callable[..., Client]]:
 
 @pytest.fixture
 def command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Run a command on the store of this test; returns its exit status and what it printed."""
+    """Run a command on the store of this test; return its exit status and output."""
 
     def run(*arguments: object) -> tuple[int, str]:
         given = [*map(str, arguments), "--data-dir", str(tmp_path / "state")]
@@ -82,7 +82,7 @@ def wait_until_served(client: Client, name: str) -> None:
 
 
 def assert_right(client: Client, model: Path, user_id: str) -> None:
-    """The user's state is the fold of the log, in the generation of that model, and answers come from it."""
+    """Assert that the state is the fold of the log in this model's generation, and that it serves."""
     expected = fold(generation_of(model_directory.load(model)), client.log(user_id))
     state = client.get(f"/v1/users/{user_id}").json()
     assert (state["generation"], state["event_count"]) == (model.name, len(expected.ids))
@@ -92,7 +92,7 @@ def assert_right(client: Client, model: Path, user_id: str) -> None:
 
 
 def fail_engines(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> list[str]:
-    """Let every further engine fail to open; returns the names of the models whose engines are tried."""
+    """Make every further engine fail to open; return the names of the models tried."""
     tried = list[str]()
 
     def fail(artifact: Artifact, _: str) -> Engine:
@@ -179,7 +179,7 @@ class TestSwitching:
             assert (answer["generation"], answer["items"]) == (name, by_name[name])
 
     def test_a_replaced_model_is_freed(self, begin: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Python itself does it when the tenth follows, or later."""
+        """By Python's garbage collection, when the tenth model follows at the latest."""
         monkeypatch.setattr(lifespan, "COLLECT_EVERY_S", 0.1)
         client, names = begin(), cycle(["june", "may"])
         client.recommend("ada")
@@ -267,7 +267,7 @@ class TestRefusals:
         models: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """As on a replica whose disk lacks what another one could read, or has another model of that name."""
+        """As on a replica whose disk lacks the model, or has another one of that name."""
         monkeypatch.setattr(switcher, "RETRY_AFTER_S", 0.05)
         client = begin()
         client.click("ada", item_id(1))

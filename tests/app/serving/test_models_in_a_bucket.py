@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 
 def publish(url: str, cache: Path, *names: str) -> BucketModels:
-    """Publish small models of these names, each another one."""
+    """Publish a different small model under each name."""
     models = BucketModels(ObjectUrl(url), cache)
     for seed, name in enumerate(names):
         write_model(models.work / name, seed)
@@ -37,7 +37,7 @@ def models(s3: Callable[[], str], tmp_path: Path) -> BucketModels:
 
 
 def copies(models: BucketModels) -> list[Path]:
-    """The copies of whole models."""
+    """Local copies of complete models."""
     return [path for path in models.work.parents[1].glob("models/*/*/*") if (path / MANIFEST).exists()]
 
 

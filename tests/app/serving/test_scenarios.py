@@ -68,7 +68,7 @@ def test_a_list_equals_that_of_the_explicit_settings(shop: Shop, spelled: Mappin
 def test_a_request_narrows_what_its_scenario_allows(
     shop: Shop, spelled: Mapping[str, Any], wished: Mapping[str, Any]
 ) -> None:
-    """Everything that both allow is shown and nothing else; what is fixed stays as it was."""
+    """Exactly the items that both allow; fixed settings stay."""
     shop.put("page", **{**spelled, "k": ITEMS}, params=DECLARED)
     seen_rule = {key: rule for key, rule in wished.items() if key == "exclude_seen"}  # in the place of the default
     every = {**seen_rule, **spelled, "k": ITEMS, "params": PARAMS}

@@ -32,7 +32,7 @@ def test_model_and_storage_share_their_limits() -> None:
 def test_stored_steps_equal_the_parallel_forward(
     decay_rates: tuple[float, ...], length: int, recent_heads: int
 ) -> None:
-    """1,200 steps rescale a state some 35 times at the default rates, and every few steps at the fast ones."""
+    """1,200 steps rescale a state about 35 times at the default rates, and every few steps at fast ones."""
     torch.manual_seed(0)
     rng = np.random.default_rng(length)
     config = ModelConfig(
@@ -73,7 +73,7 @@ def test_stored_steps_equal_the_parallel_forward(
 @pytest.mark.parametrize("length", [1, 7, 400])
 @torch.inference_mode()
 def test_stored_steps_of_learned_codes_equal_the_parallel_forward(name: str, length: int) -> None:
-    """Of the network as it was trained; 400 steps rescale a state, and are more than a window of training has."""
+    """Of the trained network; 400 steps rescale a state and exceed the training window."""
     torch.manual_seed(length)
     network = MechanismNetwork(MECHANISMS[name].model_copy(update={"width": 12, "codewords": 7}), ITEMS).eval()
     for weights in network.parameters():

@@ -26,7 +26,7 @@ TABLE = "user_id\titem_id\ttimestamp\n1\t10\t0\n1\t11\t1\n2\t10\t0\n"
 
 @dataclass
 class Publisher:
-    """A publisher whose files the tests choose; ``lost`` bytes of them never come, after which it hangs or hangs up."""
+    """A fake publisher; it omits the last ``lost`` bytes of its files, and then hangs or disconnects."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def publisher(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Iter
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PublicSet:
-    """A set of three events, in the place of one of the real ones."""
+    """A data set of three events in place of a real one."""
     with new_directory(tmp_path / "expected") as directory:
         table_sha256 = write_interactions(directory, [(1, 10, 0), (1, 11, 1), (2, 10, 0)])
     small = replace(PUBLIC_SETS["ml-1m"], table_sha256=table_sha256, git_blob=git_blob_id(SEQUENCES))
@@ -75,7 +75,7 @@ def fetch(publisher: Publisher, target: Path, name: str = "ml-1m", timeout_s: fl
 
 
 def refused(publisher: Publisher, target: Path, reason: str, *, name: str = "ml-1m", timeout_s: float = 5) -> None:
-    """Hold that the download fails for this reason and leaves nothing behind."""
+    """Assert that the download fails for this reason and leaves nothing behind."""
     before = sorted(target.parent.iterdir())
     with pytest.raises(DownloadError, match=reason):
         fetch(publisher, target, name, timeout_s)
@@ -157,7 +157,7 @@ def test_an_archive_without_ratings_is_refused(publisher: Publisher, tmp_path: P
 def test_published_sequences_give_the_expected_table(
     name: str, publisher: Publisher, shared_data: Path, tmp_path: Path
 ) -> None:
-    """The shared copy, written back in SASRec's form, is SASRec's file, and comes back as the shared copy."""
+    """The shared copy, converted to SASRec's format, equals SASRec's file and converts back."""
     published = b"".join(b"%s %s\n" % (row[0], row[1]) for row in table(shared_data / name / "interactions.tsv.gz"))
     assert git_blob_id(published) == PUBLIC_SETS[name].git_blob
     publisher.files[PUBLIC_SETS[name].file_name] = published
@@ -166,7 +166,7 @@ def test_published_sequences_give_the_expected_table(
 
 
 def test_published_ratings_give_the_expected_table(publisher: Publisher, shared_data: Path, tmp_path: Path) -> None:
-    """MovieLens orders the ratings of a user by film; the shared copy, written back like that, comes back as it is."""
+    """The shared copy, sorted by film like MovieLens, converts back to itself."""
     shared = shared_data / "ml-latest-small"
     ratings = sorted(table(shared / "interactions.tsv.gz"), key=lambda row: (int(row[0]), int(row[1])))
     publisher.files["ml-latest-small.zip"] = zipped(

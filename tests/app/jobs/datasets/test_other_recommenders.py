@@ -31,7 +31,7 @@ def block(section: str, language: str) -> str:
 
 
 def commands(section: str, directory: Path) -> list[list[str]]:
-    """The arguments of each `lisarec` of a section, as a shell passes them."""
+    """Arguments of each `lisarec` command of a section, as a shell passes them."""
     code = 'lisarec() { printf "%s\\0" "$@"; printf "\\n\\0"; }\n' + block(section, "sh")
     said = subprocess.run(["bash", "-c", code], cwd=directory, check=True, capture_output=True, timeout=PATIENCE_S)
     return [call.strip("\0").split("\0") for call in said.stdout.decode().split("\n\0") if call.strip("\0")]
@@ -46,7 +46,7 @@ def mapping_of(arguments: list[str]) -> TableMapping:
 def taken_in(
     section: str, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> tuple[Events, list[dict[str, Any]]]:
-    """Run the section's script and its check; return the events and the items that its options read."""
+    """Run the script and the check of the section; return the events and items read with its options."""
     monkeypatch.chdir(directory)
     if "```python" in SECTIONS[section]:
         subprocess.run([sys.executable, "-c", block(section, "python")], cwd=directory, check=True, timeout=PATIENCE_S)

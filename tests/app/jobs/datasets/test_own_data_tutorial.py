@@ -23,7 +23,7 @@ CHECKS = re.findall(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the export, made of the demo's shop."""
+    """A folder with the export of the demo's shop."""
     folder = tmp_path_factory.mktemp("tutorial")
     shop = folder / "var" / "demo" / "shop"
     shop.mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_a_check_prints_the_output_of_the_page(
 
 
 def test_all_pages_use_the_same_model() -> None:
-    """Each page shows what one training of this shop gave."""
+    """Each page shows results of one training of this shop."""
     found = [
         re.search(pattern, (TUTORIALS / name).read_text(encoding="utf-8"))
         for name, pattern in (

@@ -51,7 +51,7 @@ def test_events_of_a_user_are_in_order_of_time(interactions: Interactions) -> No
 
 
 def test_the_next_item_is_predictable(interactions: Interactions) -> None:
-    """The commonest successor of an item is right far more often than the commonest item."""
+    """The commonest successor of an item is a far better guess than the most popular item."""
     followers: dict[int, Counter[int]] = {}
     for begin, end in pairwise(interactions.starts.tolist()):
         for item, successor in pairwise(interactions.item[begin:end].tolist()):

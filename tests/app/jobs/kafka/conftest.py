@@ -24,7 +24,7 @@ def brokers() -> Iterator[MockBrokers]:
 
 @pytest.fixture
 def topic(brokers: MockBrokers, request: pytest.FixtureRequest) -> str:
-    """A topic of this test alone."""
+    """A topic for this test only."""
     name = f"events-{abs(hash(request.node.nodeid))}"
     brokers.create_topic(name, PARTITIONS)
     brokers.create_topic(f"{name}-dead", 1)

@@ -28,7 +28,7 @@ Consume = Callable[..., ConsumerProcess]
 
 
 def events(count: int, first: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Events with their numbers as values, every second one without an id, a user or a time."""
+    """Numbered events; every second one lacks an id, a user or a time."""
     for number in range(first, first + count):
         user = f"user-{number % USERS}"
         plain = {"item_id": item_id(number % 50), "value": float(number)}
@@ -42,14 +42,14 @@ def logged(model_dir: Path, data_dir: Path) -> dict[str, list[Event]]:
 
 
 def require_each_once(model_dir: Path, data_dir: Path, count: int) -> None:
-    """Each event is in the log of its user, once, and in the order of the topic."""
+    """Assert that each event is in the log of its user once, in the order of the topic."""
     for user, log in logged(model_dir, data_dir).items():
         number = int(user.removeprefix("user-"))
         assert [event.value for event in log] == [float(n) for n in range(number, count, USERS)], user
 
 
 def settled(brokers: MockBrokers, topic: str, *consumers: ConsumerProcess) -> None:
-    """Wait until everything in the topic is committed."""
+    """Wait until all records of the topic are committed."""
     with group_lag(brokers.addresses, topic) as lag:
         wait_until(lambda: lag() == 0, lambda: "".join(one.log() for one in consumers))
 
@@ -93,7 +93,7 @@ def test_records_are_logged_and_invalid_ones_become_dead_letters(
 def test_refused_records_leave_the_others_in_order(
     brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
 ) -> None:
-    """The service names the first twenty of a request; here are more of them than that."""
+    """More invalid records in a request than the service lists."""
     mixed = [
         one
         for number, pair in enumerate(events(400))

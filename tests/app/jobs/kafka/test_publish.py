@@ -175,7 +175,7 @@ def test_offsets_of_another_topic_are_refused(brokers: MockBrokers, topic: str, 
 
 
 def test_events_and_undos_with_similar_ids_stay_distinct() -> None:
-    """The user's own "a/b", and "b" of the visitor "a", who has become the user."""
+    """Event "a/b" of the user, and "b" of the merged visitor "a"."""
     attribution = Mock(spec=Attribution)  # of events that no recommendation led to
     for own, of_visitor in (
         (logged_click(logged_id("a/b"), "u"), logged_click("b", "a")),

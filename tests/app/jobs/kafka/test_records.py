@@ -44,7 +44,7 @@ def record(value: Any, key: bytes | None = b"ada", place: int = 7, time_ms: int 
 
 
 def event(message: Message) -> dict[str, Any]:
-    """The event of a record in JSON, which the service takes."""
+    """The event of a JSON record, which the service accepts."""
     found: dict[str, Any] = orjson.loads(event_of(message, decode_json))
     assert parse_plain_events([found], NOW_US, NOW_US) is not None
     return found
@@ -79,7 +79,7 @@ def test_a_record_without_a_time_gets_an_id_without_the_consumers_clock() -> Non
 
 
 def test_a_record_with_a_time_beyond_uuid7_gets_an_id() -> None:
-    """As one in microseconds."""
+    """For example a time in microseconds."""
     first, again = (event(record({"item_id": "tea", "timestamp": 17}, time_ms=TIME_MS * 1000)) for _ in range(2))
     assert UUID(first["event_id"]).version == 5
     assert first == again
@@ -101,7 +101,7 @@ def test_invalid_records_have_a_reason(message: Message, reason: str) -> None:
 
 
 def reason_of(message: Message, decode: Decode) -> str | None:
-    """Why the record is poison; None where it is an event."""
+    """Why the record is invalid; None if it is an event."""
     try:
         event_of(message, decode)
     except PoisonRecord as exc:

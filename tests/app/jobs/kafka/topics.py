@@ -30,7 +30,7 @@ reconnect.backoff.max.ms=100
 
 
 def produce(addresses: str, topic: str, records: Iterable[tuple[str | bytes | None, Any]]) -> None:
-    """Write records of a key and a value, in order; a value that is no bytes is written as JSON."""
+    """Write records with key and value in order; values other than bytes are encoded as JSON."""
     config = {"bootstrap.servers": addresses, "enable.idempotence": True, "message.max.bytes": 10_000_000}
     producer = Producer(config)
     failed: list[object] = []
@@ -47,7 +47,7 @@ def produce(addresses: str, topic: str, records: Iterable[tuple[str | bytes | No
 
 
 def read_all(addresses: str, topic: str, is_enough: int) -> list[Message]:
-    """Read a topic from its beginning, until there are so many records."""
+    """Read a topic from the beginning until it has this many records."""
     consumer = Consumer({"bootstrap.servers": addresses, "group.id": "reader", "auto.offset.reset": "earliest"})
     found: list[Message] = []
     try:
@@ -71,7 +71,7 @@ def headers_of(record: Message) -> dict[str, str]:
 
 @contextmanager
 def group_lag(addresses: str, topic: str) -> Iterator[Callable[[], int]]:
-    """Give what counts the records of the topic that the group of its name has not committed."""
+    """Yield a function that counts the records that the topic's consumer group has not committed."""
     client = Consumer({"bootstrap.servers": addresses, "group.id": topic})
 
     def lag() -> int:
@@ -86,7 +86,7 @@ def group_lag(addresses: str, topic: str) -> Iterator[Callable[[], int]]:
 
 
 class Command:
-    """A command of lisarec in a process of its own, with a log and metrics."""
+    """A lisarec command in its own process, with log and metrics."""
 
     def __init__(self, log: Path, *arguments: object) -> None:
         self.metrics_address = f"127.0.0.1:{free_port()}"
@@ -100,16 +100,16 @@ class Command:
         return self._log.read_text()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal; return how the process ended."""
+        """Send a signal; return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
 
     def wait_for(self, name: str) -> None:
-        """Wait until a number of the process is above zero."""
+        """Wait until a metric of the process is above zero."""
         wait_until(lambda: self.metrics().get(name, 0) > 0, self.log)
 
     def metrics(self) -> dict[str, float]:
-        """The samples of the process by their names and labels; none before it listens."""
+        """Samples of the process by name and labels; empty before it listens."""
         try:
             lines = fetch(f"http://{self.metrics_address}/metrics").text.splitlines()
         except httpx.TransportError:
@@ -119,7 +119,7 @@ class Command:
 
 
 class ConsumerProcess(Command):
-    """``lisarec consume`` of a group that is named after the topic."""
+    """``lisarec consume`` with a consumer group named after the topic."""
 
     def __init__(self, directory: Path, addresses: str, topic: str, url: str, *options: object) -> None:
         properties = directory / "properties"
@@ -132,7 +132,7 @@ class ConsumerProcess(Command):
 
 
 class PublisherProcess(Command):
-    """``lisarec publish`` of a store, with its positions in the directory."""
+    """``lisarec publish`` of a store, with its offsets in the directory."""
 
     def __init__(
         self, directory: Path, addresses: str, topic: str, store: Mapping[str, object], *options: object

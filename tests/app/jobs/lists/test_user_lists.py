@@ -38,12 +38,12 @@ BASE_US = 1_700_000_000_000_000
 
 
 class Killed(BaseException):
-    """What a kill -9 looks like from within: nothing is tidied up."""
+    """Simulates kill -9 inside the process: no cleanup runs."""
 
 
 @pytest.fixture(params=["sqlite", "redis"])
 def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path: Path) -> Iterator[Client]:
-    """A service whose users have clicked, a day after each other; two of them became others, and one is erased."""
+    """A service whose users clicked on different days; two of them are merged, and one is erased."""
     redis_url = request.getfixturevalue("redis_server").url if request.param == "redis" else None
     client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state", redis_url=redis_url))
     for number, user_id in enumerate(USERS):
@@ -72,7 +72,7 @@ KNOWN = set(USERS) - {USERS[1], USERS[39], USERS[3]}
 
 
 def write(client: Client, out: Path, plan: ListPlan, on_progress: Callable[[int], None] = lambda _: None) -> ListCounts:
-    """Make the lists as the command does, beside the service."""
+    """Write the lists as the command does, beside the service."""
     return asyncio.run(write_lists(client.settings, plan, out, on_progress))
 
 
@@ -114,7 +114,7 @@ class TestLists:
         assert rows(tmp_path / "named.parquet").keys() == {USERS[5]}
 
     def test_may_list_the_users_for_an_item(self, shop: Client, tmp_path: Path) -> None:
-        """By the script of the page, in the order of the item's places."""
+        """With the script of the page, ordered by the item's rank."""
         write(shop, tmp_path / "lists.parquet", ListPlan({"k": 20}))
         lists = {user_id: row["item_ids"] for user_id, row in rows(tmp_path / "lists.parquet").items()}
         ((item, _),) = Counter(chain.from_iterable(lists.values())).most_common(1)
@@ -210,7 +210,7 @@ def test_the_file_is_synced_before_its_parts_are_removed(tmp_path: Path, monkeyp
 def test_an_unavailable_store_is_waited_for(
     model_dir: Path, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody gets the list of a stranger meanwhile."""
+    """No user gets the list of an unknown user."""
     monkeypatch.setattr(user_lists, "USERS_AT_ONCE", 4)
     client = Client(Settings(model_dir=model_dir, data_dir=tmp_path, redis_url=redis_server.url))
     for number, user_id in enumerate(USERS):

@@ -42,7 +42,7 @@ def begin(client: Client, **changes: Any) -> None:
 
 
 def compare(client: Client, *arguments: str) -> tuple[int, Any]:
-    """Run the command, and return its status and its numbers: the totals by arm and measure."""
+    """Run the command; return its status and its totals by arm and measure."""
     file, redis_url = client.settings.data_dir / "result.json", client.settings.redis_url
     store = ["--data-dir", client.settings.data_dir] if redis_url is None else ["--redis-url", redis_url]
     status = run_command("compare", *arguments, *store, "--json", file)
@@ -64,7 +64,7 @@ def post(client: Client, user_id: str, answer: Any, **about: Any) -> None:
 
 
 def test_events_are_attributed_to_the_arm_of_their_list(client: Client) -> None:
-    """Those that were undone, or name a forged list or another item, do not; those of a merged visitor count once."""
+    """Undone events, forged lists and other items do not count; those of a merged visitor count once."""
     before = listed(client, "u0")
     begin(client)
     post(client, "u0", before)  # of no experiment
@@ -165,7 +165,7 @@ def test_users_of_other_tenants_with_the_same_id_are_ignored(client: Client) -> 
 
 @pytest.mark.parametrize("kind", [Simulated(2_000), Simulated(4_000, share=0.3, effect=0.5)])
 def test_intervals_cover_the_truth_in_95_percent_of_simulations(kind: Simulated) -> None:
-    """Lists of heavy users are alike: the usual interval over lists holds less often; a daily look finds too much."""
+    """Lists of a user are correlated, so intervals over lists cover less; daily peeking finds too much."""
     counted = count(kind, 300, seed=0)["clicks"]
     assert counted["judged"] > 250
     assert counted["held"] / counted["judged"] == pytest.approx(0.95, abs=0.035)

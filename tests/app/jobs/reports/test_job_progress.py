@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 
 class Clock:
-    """A clock that only stands where it was set."""
+    """A clock that moves only when set."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Output:
-    """What a job printed on something that is no terminal."""
+    """Captured output of a job without a terminal."""
 
     def __init__(self, *, is_terminal: bool = False) -> None:
         self._file = io.StringIO()

@@ -47,7 +47,7 @@ MADE = Provenance(f"lisarec evaluate --model '{WICKED}'", datetime(2026, 11, 24,
 
 
 class Reader(HTMLParser):
-    """Tags with their attributes, and all text; an element that is closed wrongly is an error."""
+    """Tags with attributes, and all text; a mismatched closing tag is an error."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def models(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Artifact]:
-    """Two seeds of a small model whose every title and name is wicked."""
+    """Two seeds of a small model whose titles and names contain HTML."""
     wicked = []
     for seed in (0, 1):
         config = Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1, seed=seed))
@@ -195,7 +195,7 @@ class TestPage:
 
 @pytest.fixture(scope="module")
 def two_models(models: list[Artifact]) -> list[Artifact]:
-    """The first seed, and the second one as if it were another model."""
+    """The first seed, and the second one under the name of another model."""
     training = models[1].config.training.model_copy(update={"epochs": 2})
     config = models[1].config.model_copy(update={"training": training})
     return [models[0], replace(models[1], name="another", config=config)]
@@ -210,7 +210,7 @@ def compared(two_models: list[Artifact], data: Path) -> Report:
 def test_nothing_is_clipped_on_any_screen(
     report: Report, models: list[Artifact], browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of a table, a plot and a word is within the page, whose colours have contrast, from small telephones on."""
+    """Tables, plots and words fit the page from small phones on, and colours have contrast."""
     monkeypatch.setattr(example_lists, "USERS", 4)  # a table each, all of one kind
     beside = [replace(model, name=f"a-rather-long-name-of-a-model-{place}") for place, model in enumerate(models * 2)]
     others = [Variant(model.name, [result]) for model, result in zip(beside, report.models * 2, strict=True)]

@@ -18,7 +18,7 @@ from tests.app.jobs.retraining.shops import TINY, Shop
 
 @pytest.fixture
 def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[Rebuilt]:
-    """What each rebuild has done."""
+    """Statistics of each rebuild."""
     found = []
     rebuild = generations.rebuild
 
@@ -32,7 +32,7 @@ def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[Rebuilt]:
 
 @pytest.fixture(scope="session")
 def visits(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What shoppers clicked, one after the other."""
+    """Clicks of each shopper, one shopper after another."""
     directory = tmp_path_factory.mktemp("shop")
     generate(directory, shoppers=440)
     table = read_interactions(directory)

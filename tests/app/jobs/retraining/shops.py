@@ -47,7 +47,7 @@ class Shop:
         self._visits = iter(enumerate(visits))
 
     def collect(self, shoppers: int, renamed: str = "{}") -> None:
-        """Let some more shoppers click on items of these names, all at the same time, and archive it."""
+        """Let further shoppers click on items with this prefix, all at the same time, and archive the events."""
         rng = random.Random(shoppers)
         some = [next(self._visits) for _ in range(shoppers)]
         moments = [sorted(rng.random() for _ in visit) for _, visit in some]
@@ -70,7 +70,7 @@ class Shop:
         return run_trainer(self.settings, plan, None, Console(quiet=True), self.trainer)
 
     def sample(self, metric: str, **labels: str) -> float | None:
-        """What the trainer tells Prometheus."""
+        """A sample of the trainer's metrics."""
         return self.trainer.registry.get_sample_value(f"lisarec_trainer_{metric}", labels)
 
     def report(self) -> dict[str, Any]:

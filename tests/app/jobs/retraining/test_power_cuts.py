@@ -20,7 +20,7 @@ from tests.storage.folders.durability import Disk
 
 
 def test_a_round_is_synced_before_it_takes_effect(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its data before the notes say that they are complete, and its model before it is activated."""
+    """Data are synced before the state file marks them complete, and the model before its activation."""
     synced: set[int] = set()
     fsync, activate = os.fsync, generations.activate
     checked: list[str] = []
@@ -53,7 +53,7 @@ def test_a_round_is_synced_before_it_takes_effect(shop: Shop, monkeypatch: pytes
 
 
 def test_the_state_file_of_a_round_is_deleted_before_its_data(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes that come back would say that the data are complete."""
+    """A state file that reappears after a power cut would mark the data as complete."""
     work, disk, remove = shop.models / ".retraining", Disk(monkeypatch), shutil.rmtree
     names: list[dict[str, int] | None] = []
     work.mkdir(parents=True)

@@ -42,7 +42,7 @@ from tests.app.support import run_command
 
 
 class Killed(BaseException):
-    """What a kill -9 looks like from within: nothing is tidied up."""
+    """Simulates kill -9 inside the process: no cleanup runs."""
 
 
 def test_the_trainer_activates_generations_and_keeps_the_last_two(shop: Shop, rebuilds: list[Rebuilt]) -> None:
@@ -121,7 +121,7 @@ def test_a_model_from_the_future_is_reported(shop: Shop) -> None:
 def test_archive_and_models_work_in_a_bucket(
     shop: Shop, visits: list[list[str]], s3: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before the new model is published, and at every object of it."""
+    """Kills before the new model is published, and at each of its objects."""
     in_bucket = Shop(tmp_path / "bucket", visits, ObjectUrl(s3()))
     models = models_of(in_bucket.settings)
     in_bucket.collect(200)
@@ -153,7 +153,7 @@ def test_archive_and_models_work_in_a_bucket(
 
 
 def test_a_round_signs_its_model(shop: Shop, tmp_path: Path) -> None:
-    """And does not begin where nobody could serve what it makes."""
+    """A round does not start if no service could load its model."""
     key, keys, others = tmp_path / "key", tmp_path / "keys", tmp_path / "others"
     make_key(key, keys)
     make_key(tmp_path / "other", others)
@@ -173,7 +173,7 @@ def test_a_round_signs_its_model(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_metrics_show_failures_and_earlier_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prometheus' alert counts from the last success, which may have been another process's."""
+    """The alert needs the last success, possibly of an earlier process."""
     metrics, pauses = TrainerMetrics(), []
     at = datetime.now(UTC) - timedelta(days=3)
     costs = {"events": 7_000, "peak_bytes": 1 << 30, "phases_s": {"epochs": 12.5}}
@@ -206,7 +206,7 @@ def test_metrics_show_failures_and_earlier_rounds(tmp_path: Path, monkeypatch: p
 def test_an_outage_of_the_models_folder_does_not_end_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which begins with a round, or with the report of one that has ended."""
+    """The first call is the start of a round, or the report of a finished one."""
     metrics, reads, pauses = TrainerMetrics(), 0, []
     read = TrainerReport.read
     done = RoundOutcome("waiting", "no events", datetime.now(UTC).isoformat())
@@ -240,7 +240,7 @@ def test_an_outage_of_the_models_folder_does_not_end_the_trainer(
 
 
 def test_a_killed_trainer_resumes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the beginning and at the end of every step, one after the other."""
+    """Kills at the beginning and at the end of every step."""
     shop.collect(200)
     trained: list[str] = []
     steps: list[tuple[Any, str]] = [
@@ -297,7 +297,7 @@ def killed_after(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def killed_within(directory: Path, **_: Any) -> None:
-    """When some of a directory is removed."""
+    """Kill the process while a directory is partly removed."""
     for events in directory.glob("events"):
         next(events.iterdir()).unlink()
         raise Killed
@@ -306,7 +306,7 @@ def killed_within(directory: Path, **_: Any) -> None:
 def test_a_worse_model_is_rejected(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As one is that learned from events whose items were mixed up; whether by the past or just by the newest."""
+    """Its events have shuffled items, either all of them or only the newest."""
     shop.collect(200)
     first = shop.retrain().name
     shop.collect(200)
@@ -335,7 +335,7 @@ def test_a_worse_model_is_rejected(
 def test_a_model_activated_by_an_operator_during_a_round_stays_active(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """During the training, and during the rebuild."""
+    """During training, and during the rebuild."""
     rebuild = generations.rebuild
     trained: list[Artifact] = []
 

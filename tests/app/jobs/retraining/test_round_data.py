@@ -27,7 +27,7 @@ ALL = 10_000
 
 
 def random_log(seed: int, users: int = 9, entries: int = 240) -> list[EventEntry]:
-    """Events, most with times that others have, too, some undone, and some of merged users."""
+    """Events, most with shared timestamps, some undone, and some of merged users."""
     rng = random.Random(seed)
     ids = [f"u{number}" for number in range(users)]
     found: list[EventEntry] = []
@@ -64,7 +64,7 @@ def random_log(seed: int, users: int = 9, entries: int = 240) -> list[EventEntry
 
 
 def archived(folder: Path, seed: int) -> TrainingEvents:
-    """Write the log to an archive, some entries at a time."""
+    """Write the log to an archive in batches."""
     log = random_log(seed)
     with ArchiveWriter.open(folder) as writer:
         for begin in range(0, len(log), 80):
@@ -74,12 +74,12 @@ def archived(folder: Path, seed: int) -> TrainingEvents:
 
 
 def whole_log(folder: Path) -> pl.DataFrame:
-    """Read all entries at once, in the order in which they were logged."""
+    """All entries at once, in the order of logging."""
     return pl.read_parquet([*folder.glob("tenant=main/day=*/*.parquet")], hive_partitioning=False).sort("logged_ms")
 
 
 def whole_table(folder: Path, newest: int = ALL) -> pl.DataFrame:
-    """Return what counts of the newest entries."""
+    """The valid events of the newest entries."""
     events = events_on_items(whole_log(folder).tail(newest).lazy())
     return events.sort("user_id", "timestamp_us", "seq").select(training_events.COLUMNS).collect()
 
@@ -97,7 +97,7 @@ class TestNewest:
 
     @pytest.mark.parametrize("seed", range(3))
     def test_the_newest_entries_that_fit_are_read(self, tmp_path: Path, seed: int) -> None:
-        """Whole milliseconds of them, and at least one."""
+        """Whole milliseconds, and at least one of them."""
         events, logged_ms = archived(tmp_path, seed), whole_log(tmp_path)["logged_ms"].to_list()
         for max_rows in (1, 2, 30, len(logged_ms) // 2, len(logged_ms) - 1, len(logged_ms), ALL):
             newest = logged_ms[-max_rows:]
@@ -106,7 +106,7 @@ class TestNewest:
             assert_frame_equal(pl.concat(events.newest(max_rows, 30)), whole_table(tmp_path, rows))
 
     def test_a_day_with_too_many_entries_is_truncated(self, tmp_path: Path) -> None:
-        """As after a replay; whether it is the newest or not."""
+        """As after a replay, whether the day is the newest or not."""
         for day, entries in enumerate((500, 20)):
             begin = 1 + day * 500
             log = [
@@ -126,7 +126,7 @@ class TestNewest:
             assert sorted(found["user_id"]) == sorted(expected)
 
     def test_entries_archived_late_keep_the_order_of_logging(self, tmp_path: Path) -> None:
-        """The file of the newest day has most of the older ones, and that of the day before some of the newest."""
+        """The newest day's file has most of the older entries, and the file before it some newest ones."""
         late, today = "1970-01-10", 8 * DAY_MS
         log = [
             EventEntry("main", 0, seq, logged_ms, Event(str(seq), f"u{seq}", "i", "click", 5, None), filed_under)
@@ -176,7 +176,7 @@ def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("seed", range(3))
 def test_files_of_both_trainings_equal_those_of_a_whole_table(tmp_path: Path, seed: int) -> None:
-    """In the same order, without the types that have no weight, which are counted if nobody knows them."""
+    """In the same order, without types that have no weight; these are counted."""
     events, data = archived(tmp_path / "archive", seed), RoundData(tmp_path / "round")
     assert not data.exist()
     log = whole_table(tmp_path / "archive")
@@ -204,7 +204,7 @@ def test_files_of_both_trainings_equal_those_of_a_whole_table(tmp_path: Path, se
 
 
 def test_only_items_of_the_tenant_are_used(tmp_path: Path) -> None:
-    """Ids of several tenants may be the same, and a table beside all of them says nothing about whose it is."""
+    """Tenants may share item ids, and a table beside all tenants belongs to none of them."""
     folder = tmp_path / "archive"
     archived(folder, 1)
 

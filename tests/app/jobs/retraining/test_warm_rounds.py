@@ -14,7 +14,7 @@ from tests.app.jobs.retraining.shops import WARM_PLAN, Shop
 
 
 def test_every_nth_round_trains_from_scratch(shop: Shop) -> None:
-    """So is one after a refusal, and one of another kind."""
+    """So does a round after a rejection, or with another kind of model."""
     shop.collect(200)
     name = shop.retrain().name
     assert name is not None

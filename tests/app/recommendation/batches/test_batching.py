@@ -25,7 +25,7 @@ MAX_WAITING = 10
 
 
 class Work:
-    """Answers each ask with ten times it, as soon as the batch may go."""
+    """Returns ten times each request once the batch is released."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -150,7 +150,7 @@ async def test_a_cancelled_caller_does_not_delay_others() -> None:
 
 
 class TestOverlappingBatches:
-    """Two batches are worked on at a time, as by a GPU whose copies overlap with its computations."""
+    """Two batches run at a time, as on a GPU whose copies overlap with computation."""
 
     def test_two_batches_run_at_a_time(self) -> None:
         async def law() -> None:
@@ -226,7 +226,7 @@ class TestOverlappingBatches:
 
 
 class WorkByNode:
-    """Answers each ask with ten times it, as soon as its node answers; an ask's node is its last digit."""
+    """Returns ten times each request once its node responds; the node is the last digit."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -289,7 +289,7 @@ FLOWS = "abc"
 
 
 class TestFairness:
-    """Callers are flows; a request is its own cost, and each batch costs at most MAX_BATCH or is one request."""
+    """Callers are flows; a request is its own cost, and a batch costs at most MAX_BATCH or is one request."""
 
     def batcher(self, max_waiting: int = 1_000) -> tuple[Work, MicroBatcher[int, int]]:
         work = Work()
@@ -311,7 +311,7 @@ class TestFairness:
         )
     )
     def test_waiting_flows_get_equal_shares(self, calls: list[tuple[str, list[int]]]) -> None:
-        """Requests are (flow, cost) pairs in disguise, so that the batches show whose turn it was."""
+        """Requests encode (flow, cost), so that batches show the order of flows."""
         waiting = {flow: sum(sum(costs) for of, costs in calls if of == flow) for flow in FLOWS}
 
         async def law() -> None:

@@ -14,7 +14,7 @@ def new_queue() -> Queue:
 
 
 def put(queue: Queue, flow: str, requests: int) -> asyncio.Future[list[str]]:
-    """Put a call whose requests are the flow's name."""
+    """Add a call whose requests are named after the flow."""
     waiter = asyncio.get_running_loop().create_future()
     queue.put(_Call([flow] * requests, Requester(flow=flow), waiter))
     return waiter

@@ -33,7 +33,7 @@ BUSY_S = 0.005
 
 @pytest.fixture(autouse=True)
 def usual_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Begin with the usual switch interval: a service that modules share may be in the middle of a computation."""
+    """Start with the default switch interval: a shared service may be in the middle of a computation."""
     monkeypatch.setattr(switch_interval, "_OF_PROCESS", switch_interval._ShortTurns())  # noqa: SLF001
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(BUSY_S)
@@ -42,7 +42,7 @@ def usual_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Overlap:
-    """Counts how many calls are at work at a time, and notes their threads."""
+    """Counts concurrent calls, and records their threads."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -142,7 +142,7 @@ def test_a_batch_waits_for_more_of_a_key_only_while_no_other_key_waits() -> None
 
 @pytest.mark.parametrize("is_costly", [True, False])
 def test_the_event_loop_runs_often_during_long_work(tmp_path: Path, *, is_costly: bool) -> None:
-    """The thread that ranks for costly requests, and the one that reads long logs from SQLite."""
+    """The ranking thread for costly requests, and the thread that reads long logs from SQLite."""
 
     async def law() -> float:
         if not is_costly:

@@ -21,7 +21,7 @@ LONG, SHORT = 8, 2
 
 
 async def batch_sizes(flows: Sequence[str]) -> list[int]:
-    """Submit a request of each flow at the same time; return the sizes of their batches."""
+    """Submit one request of each flow at the same time; return the sizes of their batches."""
     sizes = list[int]()
 
     async def work(batch: list[str]) -> list[str]:
@@ -63,7 +63,7 @@ def threads() -> Any:
 def test_a_short_batch_runs_on_the_event_loop(
     threads: EngineThreads, unit_s: float, items: int, *, is_costly: bool
 ) -> None:
-    """Where a unit of cost has taken so long, by the processor's clock; a costly batch may take longer than others."""
+    """After measuring the CPU time per cost; a costly batch may take longer than others."""
     now_s = iter(unit_s * number for number in range(1_000))
 
     def compute(_requests: Sequence[Any], _data: None) -> int:
@@ -92,7 +92,7 @@ def test_a_short_batch_runs_on_the_event_loop(
 def test_costly_batches_run_on_the_event_loop_until_one_is_slow(
     threads: EngineThreads, items: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The times are those of the processor's clock; a batch of any time would hold up the loop by a bound."""
+    """By CPU time; a batch of any duration blocks the loop for a bounded time."""
     fast_s, slow_s, spent_s = 1e-4, 4e-4 + 4e-9 * items, [0.0]
     monkeypatch.setattr(time, "thread_time", lambda: spent_s[0])
 

@@ -22,14 +22,14 @@ others = st.tuples(st.just("undo"), names, ids) | st.tuples(st.sampled_from(["me
 
 
 class Shop:
-    """A service whose clock stands still for rules by events, and where its log is archived, if anywhere."""
+    """A service with a fixed clock for rules by events, and the place of its archive, if any."""
 
     def __init__(self, client: Client, archive: Any) -> None:
         self.client = client
         self.archive = archive
 
     def apply(self, users: NaiveUsers, prefix: str, what: str, name: str, *rest: Any) -> None:
-        """Do one thing to the service and to the oracle."""
+        """Apply one step to the service and to the oracle."""
         user_id = f"{prefix}-{name}"
         other = next(f"{prefix}-{one}" for one in NAMES if one != name)
         if what == "post":

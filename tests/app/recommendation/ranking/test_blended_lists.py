@@ -33,7 +33,7 @@ def test_each_item_scores_by_its_places_in_both_rankings(own: list[int], now: li
 
 @pytest.fixture
 def busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """A service where it is known what is used just now: item-7 most, then item-8."""
+    """A service with trends: item-7 most, then item-8."""
     monkeypatch.setattr(trending, "MIN_RECENT_EVENTS", 4.0)
     for user, items in enumerate([("item-7", "item-8"), ("item-7", "item-8"), ("item-7",)]):
         client.click(f"other-{user}", *items)
@@ -59,7 +59,7 @@ def test_short_histories_are_blended_and_longer_ones_are_not(busy: Client) -> No
 
 
 def test_trending_items_rank_higher(busy: Client) -> None:
-    """Against the same user where nothing is known of what is used."""
+    """Compared with the same user without trends."""
     history = {"history": ["item-1"], "k": ITEMS, "exclude_seen": "none"}
     answer = busy.post("/v1/recommendations", json=history).json()
     own = ids(busy.post("/v1/recommendations", json={**history, "explain": True}).json())

@@ -30,7 +30,7 @@ CLICKS = [4, 9, 4, 30, 17, 55, 23, 9]
 
 @pytest.fixture(scope="module")
 def model_with_followers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, whose items are followed by others."""
+    """The tiny model, with followers for its items."""
     directory = write_model(tmp_path_factory.mktemp("models") / "followed")
     trained = model_directory.load(directory)
     rng = np.random.default_rng(1)
@@ -99,7 +99,7 @@ def test_the_json_equals_orjson(followed: Client) -> None:
 
 
 def ordered(found: dict[str, Any], kind: Any) -> bool:
-    """Whether the fields are those of the schema, in its order."""
+    """Whether the fields equal those of the schema, in its order."""
     names = [name for name in kind.__annotations__ if name in found]
     return list(found) == names and kind.__required_keys__ <= set(names)
 
@@ -171,7 +171,7 @@ def test_explain_changes_nothing_else(followed: Client) -> None:
 
 
 def most_similar(model: LisaMini, row: int) -> list[str]:
-    """The other items, the most similar first."""
+    """All other items, most similar first."""
     order = np.argsort(-similarities(model)[row], kind="stable").tolist()
     return [item_id(other) for other in order if other != row]
 

@@ -41,7 +41,7 @@ Begin = Callable[..., Client]
 
 @pytest.fixture(params=["sqlite", "redis"])
 def begin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
-    """Start a service on the store of this test, which counts when the test says so."""
+    """Start a service on the store of this test that counts only on demand."""
     monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
     repeat = lifespan.repeat
 
@@ -67,13 +67,13 @@ def begin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def sync(*clients: Client) -> None:
-    """Let every process count, and read what all of them have counted."""
+    """Let every process count, and read the counts of all processes."""
     for client in (*clients, *clients):
         client.runner.run(client.service.signals.sync())
 
 
 def purchases(user_id: str, items: Sequence[str], order_id: str | None = None) -> list[dict[str, Any]]:
-    """The events of an order, with ids that say whose it is and of what."""
+    """Events of an order, with ids from user and item."""
     named = {} if order_id is None else {"order_id": order_id}
     common = {"user_id": user_id, "type": "purchase", **named}
     return [{"event_id": f"{order_id}-{item}", "item_id": item, **common} for item in items]
@@ -92,7 +92,7 @@ def listed(answer: Any) -> dict[str, float]:
 
 
 def together(client: Client, item: str) -> dict[str, float]:
-    """What goes with the item, once it is known."""
+    """Complements of the item, once they are known."""
     url = f"/v1/items/{item}/together"
     answer = wait_until(lambda: (found := client.get(url, params={"k": 100})).is_success and found.json())
     assert answer["source"] == "together"
@@ -100,7 +100,7 @@ def together(client: Client, item: str) -> dict[str, float]:
 
 
 def trained(orders: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
-    """The oracle: the complements of each item that training finds."""
+    """The oracle: complements of each item by training."""
     names = sorted({*chain(*orders)})
     rows = [(number, names.index(name)) for number, order in enumerate(orders) for name in order]
     order, item = np.array(rows).T
@@ -112,7 +112,7 @@ def trained(orders: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
 
 
 def write_shop(directory: Path) -> Path:
-    """A model that knows what goes with each item: the next two."""
+    """Write a model in which the complements of each item are the next two."""
     plain, rows = model_directory.load(write_model(directory)), np.arange(ITEMS)
     items = np.stack([(rows + 1) % ITEMS, (rows + 2) % ITEMS], axis=1).astype(np.int32)
     scores = np.tile(np.array([2.0, 1.0], np.float32), (ITEMS, 1))
@@ -122,7 +122,7 @@ def write_shop(directory: Path) -> Path:
 
 
 def assert_together(client: Client, expected: dict[str, dict[str, float]], tolerance: float = TOLERANCE) -> None:
-    """What goes with each item, in order, is as expected once the process has a catalogue with all items."""
+    """Assert the ordered complements of each item, once the process has a catalogue with all items."""
     for item, complements in expected.items():
         found_now, wanted = partial(together, client, item), pytest.approx(complements, rel=tolerance)
         wait_until(partial(lambda found, wanted: found() == wanted, found_now, wanted), found_now)
@@ -131,7 +131,7 @@ def assert_together(client: Client, expected: dict[str, dict[str, float]], toler
 
 
 def test_orders_without_a_model_count_as_in_training(begin: Begin) -> None:
-    """Their items come to two processes in turn, and what is corrected later fades: a count names nobody."""
+    """Two processes in turn get the items; corrections after counting only decay, since counts name no user."""
     rng, names = random.Random(4), [f"thing-{n}" for n in range(8)]
     orders = [rng.sample(names, rng.randint(1, 5)) for _ in range(30)]
     processes = begin(), begin()
@@ -287,7 +287,7 @@ def test_an_unreadable_log_does_not_block_orders_of_others(begin: Begin, monkeyp
 
 
 class Noted(list[str]):
-    """Contains nothing, and notes what it is asked for."""
+    """A container without elements that records the elements it is asked for."""
 
     def __contains__(self, item: object) -> bool:
         self.append(str(item))

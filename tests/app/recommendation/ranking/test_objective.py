@@ -41,7 +41,7 @@ class Shop(NamedTuple):
     other: Client
 
     def put(self, margins: list[float | None]) -> None:
-        """Give items margins, a hundredfold in cents, through the first service; the other one reads them."""
+        """Set margins of items, in cents for one property, through the first service; the other one reads them."""
         properties = [
             {"margin": one, "cents": None if one is None or one > 1e9 else one * 100, "number": row, "brand": "b"}
             for row, one in enumerate(margins)
@@ -66,7 +66,7 @@ def shop(store_url: str | None, model_dir: Path, tmp_path_factory: pytest.TempPa
 
 
 def gains_by_definition(margins: list[float | None], strength: float) -> dict[str, float]:
-    """What each score gains: strength times the logarithm of the value, where the median of values above 0 is 0."""
+    """Gain of each score: strength times the log of the value, where the median of positive values gains 0."""
     middle = median([math.log(one) for one in margins if one is not None and one > 0] or [0.0])
 
     def gain(one: float | None) -> float:

@@ -162,6 +162,6 @@ wild = st.dictionaries(
 @settings(max_examples=100)
 @pytest.mark.slow
 def test_any_options_cause_no_bug(shared_client: Client, wish: dict[str, Any]) -> None:
-    """A fault in the app is an exception here, and so fails the test."""
+    """Exceptions of the app reach the test and fail it."""
     body = {"user_id": "clicker", **wish}
     assert shared_client.post("/v1/recommendations", content=json.dumps(body)).status_code in (200, 422)

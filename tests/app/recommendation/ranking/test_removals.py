@@ -88,7 +88,7 @@ requests = st.tuples(
 
 
 class Shop:
-    """A service, and what its items have, by id."""
+    """A service, and the data of its items by id."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -122,7 +122,7 @@ def changing_shop(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def has_room(taken: set[str], labels: dict[str, set[Any]], most: int) -> Callable[[str], bool]:
-    """Whether an item is taken, or has no label that as many of those taken have as may."""
+    """Whether each label of an item still has room among the chosen ones."""
     counts = Counter(label for one in taken for label in labels[one])
     full = {label for label, count in counts.items() if count >= most}
     return lambda one: one in taken or not labels[one] & full
@@ -184,7 +184,7 @@ def parts_by_definition(
 
 
 def asked(client: Client, request: dict[str, Any], **wish: Any) -> Any:
-    """The answer to a request whose filter and fallback are conditions; a fallback is that of a scenario."""
+    """The response to a request with these conditions as filter and fallback; a scenario sets the fallback."""
     expressions = {name: " && ".join(request[name]) for name in ("filter", "fallback") if name in request}
     posted = {name: value for name, value in request.items() if name not in expressions} | wish
     if "fallback" not in expressions:
@@ -197,7 +197,7 @@ def asked(client: Client, request: dict[str, Any], **wish: Any) -> Any:
 def slow_count(
     parts: list[tuple[str, str | None, Callable[[str], bool]]], k: int
 ) -> tuple[list[dict[str, Any]], set[str], dict[str, Any]]:
-    """What each part leaves out, the items that are left, and why they are fewer than k."""
+    """Items removed by each part, the remaining items, and why there are fewer than k."""
     left, removed, reason, before_limit = set(ALL_ITEMS), [], None, None
     for part, condition, passes in parts:
         kept = {one for one in left if passes(one)}

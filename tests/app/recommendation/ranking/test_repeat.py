@@ -64,7 +64,7 @@ def write_shop(directory: Path, intervals: Intervals = TABLE, seed: int = 7) -> 
 
 @pytest.fixture(scope="module")
 def shop(store_server: RedisServer | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """A service whose clock stands still for what it reads of logs, with the purchases of Ada."""
+    """A service with a fixed clock for reading logs, and the purchases of Ada."""
     directory = tmp_path_factory.mktemp("shop")
     model_dir = write_shop(directory / "tiny")
     rotate(directory / "seal")
@@ -82,7 +82,7 @@ def shop(store_server: RedisServer | None, tmp_path_factory: pytest.TempPathFact
 
 
 def buy(client: Client, user_id: str, bought: list[list[int]], kind: str = "purchase") -> None:
-    """Post purchases of the first items, so many days ago each."""
+    """Post purchases of the first items, each this many days ago."""
     events = [
         {"user_id": user_id, "item_id": item_id(row), "type": kind, "timestamp": NOW_S - days * DAY_S}
         for row, ages_days in enumerate(bought)
@@ -92,7 +92,7 @@ def buy(client: Client, user_id: str, bought: list[list[int]], kind: str = "purc
 
 
 def due_of(bought: list[list[int]], intervals: Intervals = TABLE, rows: int = ITEMS) -> dict[str, NaiveDue]:
-    """The oracle; of a model that has learned so many rows."""
+    """The oracle, for a model with this many learned rows."""
     return {
         item_id(row): naive_intervals.due(ages, intervals, min(row, rows)) for row, ages in enumerate(bought) if ages
     }
@@ -265,7 +265,7 @@ def test_requests_without_a_log_are_refused(shop: Shop) -> None:
 
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock stands still for what is read of logs."""
+    """Fix the clock for reading logs."""
     monkeypatch.setattr(state_reader, "now_us", lambda: NOW_S * 1_000_000)
 
 

@@ -54,7 +54,7 @@ subjects = st.one_of(
 
 
 def some_of(wishes: dict[str, Any], most: int) -> Any:
-    """A few of the wishes: with all filters at once hardly any list would have an item left to say anything of."""
+    """Draw a few options: with all filters at once hardly any list would contain an item."""
     chosen = st.sets(st.sampled_from(sorted(wishes)), max_size=most)
     return chosen.flatmap(lambda names: st.fixed_dictionaries({name: wishes[name] for name in sorted(names)}))
 
@@ -93,7 +93,7 @@ def labels_of(item: str) -> list[str]:
 
 
 def texts_of(name: str, item: str) -> set[str]:
-    """What the item has in a property of which a list has only so many with the same text."""
+    """Values of the item in a property with a limit."""
     if name == "categories":
         return set(labels_of(item))
     if name == "colours":
@@ -102,7 +102,7 @@ def texts_of(name: str, item: str) -> set[str]:
 
 
 def is_filtered(request: dict[str, Any], item: str) -> bool:
-    """Whether the request's filters leave the item out, pinned or not."""
+    """Whether the filters of the request remove the item, pinned or not."""
     own, any_of = set(labels_of(item)), request.get("categories")
     return (
         item in GONE
@@ -121,7 +121,7 @@ def seen_by(request: dict[str, Any]) -> list[str]:
 
 
 def by_definition(client: Client, codes: list[list[int]], request: dict[str, Any]) -> list[tuple[str, float, bool]]:
-    """The whole list: items with their scores and whether they are pinned."""
+    """The whole list: items with scores and whether they are pinned."""
     subject = {name: request[name] for name in ("user_id", "history") if name in request}
     answer = recommend(client, **subject, exclude_seen="none", k=MAX_K)
     is_popular = answer["source"] == "popular"
@@ -347,7 +347,7 @@ def test_a_limit_on_an_unused_property_has_no_effect(client: Client) -> None:
 
 
 def test_limits_per_category_apply_to_categories_just_put(client: Client) -> None:
-    """The first list already counts them: as many items of others as fill each category once."""
+    """The first list already counts the new categories."""
     item_updates = [{"item_id": item, "categories": [f"shelf-{place // 2}"]} for place, item in enumerate(ALL_ITEMS)]
     assert client.post("/v1/items", json=item_updates).status_code == 200
     client.click("ada", *CLICKS)

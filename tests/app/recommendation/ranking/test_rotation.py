@@ -46,7 +46,7 @@ wishes = st.fixed_dictionaries(
 
 
 class Shop(event_shop.Shop):
-    """A service for which time stands still where it looks how long ago things were shown."""
+    """A service with a fixed clock for the age of impressions."""
 
     @override
     def apply(self, users: NaiveUsers, prefix: str, what: str, name: str, *rest: Any) -> None:
@@ -67,7 +67,7 @@ class Shop(event_shop.Shop):
         assert (counts["accepted"], counts["unknown_items"], counts["unknown_types"]) == (users.post(event), 0, 0)
 
     def shown(self, user_id: str) -> dict[str, tuple[int, int]]:
-        """What the service says that the user was shown."""
+        """Impressions of the user, as the service returns them."""
         answer = self.client.get(f"/v1/users/{user_id}")
         if answer.status_code == 404:
             return {}
@@ -120,7 +120,7 @@ def is_told_by_the_oracle(events: list[Event]) -> bool:
 
 
 def gain(shown: dict[str, tuple[int, int]], name: str, wish: dict[str, float]) -> float:
-    """What the item's score gains, by the words of the documentation."""
+    """Gain of the item's score by the documented formula."""
     times, newest = shown.get(name, (0, 0))
     tired = min(max(1 - (NOW_S - newest) / (wish["rotation_days"] * DAY_S), 0), 1) if times else 0
     return times * math.log(max(1 - wish["rotation"] * tired, 1e-6))
@@ -163,7 +163,7 @@ def test_rotation_lowers_items_by_the_impressions_that_count(
 
 
 def seen_by(client: Client, user_id: str) -> Any:
-    """The user's state, less what was shown and how many events there are."""
+    """The state of the user without impressions and the number of events."""
     state = client.get(f"/v1/users/{user_id}").json()
     return {name: value for name, value in state.items() if name not in ("user_id", "shown_items", "event_count")}
 

@@ -28,7 +28,7 @@ baskets = st.lists(st.integers(0, ITEMS - 1), min_size=1, max_size=6, unique=Tru
 
 
 def table(seed: int = 3) -> Complements:
-    """Random complements; an item in ten has none, and the others some."""
+    """Random complements; one item in ten has none."""
     draw = np.random.default_rng(seed)
     items = np.stack([draw.permutation(np.delete(np.arange(ITEMS), row))[:EACH] for row in range(ITEMS)])
     scores = np.sort(draw.uniform(0.01, 4, (ITEMS, EACH)))[:, ::-1].astype(np.float32)
@@ -58,7 +58,7 @@ def shop(store_url: str | None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def scores_of(basket: list[int]) -> dict[str, float]:
-    """The oracle: what goes with the basket."""
+    """The oracle: scores of the complements of the basket."""
     found: dict[str, float] = defaultdict(float)
     for row in basket:
         for other, score in zip(TABLE.items[row].tolist(), TABLE.scores[row].tolist(), strict=True):

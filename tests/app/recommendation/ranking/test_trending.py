@@ -33,7 +33,7 @@ def trending(client: Client, **params: Any) -> dict[str, float]:
 
 
 def wake(client: Client) -> None:
-    """Wait until the client's store answers: while another client's loop runs, this one's stands still."""
+    """Wait until the client's store responds: its event loop rests while another client's runs."""
 
     async def answers() -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -82,7 +82,7 @@ def test_events_of_all_processes_count_by_their_age(
 
 @pytest.mark.parametrize("years", [1, 5, -1, -50])
 def test_a_clock_error_of_seconds_leaves_no_trace(client: Client, monkeypatch: pytest.MonkeyPatch, years: int) -> None:
-    """Neither in the trends nor later: a day passes for what was counted before the jump that led ahead."""
+    """Except that counts before the first jump ahead age by one day."""
     now_s, wrong_by_s = time.time, years * 365 * 86_400
     client.click("ada", "item-1")
     trending(client)
@@ -100,7 +100,7 @@ def test_a_clock_error_of_seconds_leaves_no_trace(client: Client, monkeypatch: p
 def test_a_visitor_counts_once_per_item(
     start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    """However many events there are, in whatever processes, before a restart and after it."""
+    """Whatever the number of events, processes and restarts."""
     settings = {"redis_url": redis_server.url}
     for name in ("first", "again"):
         one, other = start(tmp_path, **settings), start(tmp_path, **settings)
@@ -145,7 +145,7 @@ def test_trends_respect_categories_and_availability(client: Client) -> None:
 
 
 def test_many_categories_are_looked_up_off_the_event_loop(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each category that the shop has set would take a pass over all items."""
+    """Each category that the shop has set takes a pass over all items."""
     labels, threads = [f"label-{n}" for n in range(100)], list[str]()
     client.request("PUT", "/v1/items/item-3", json={"categories": labels})
     client.click("ada", "item-3", "item-4")
