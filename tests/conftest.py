@@ -1,4 +1,4 @@
-"""What all tests share: the real data where it lies, and the rule that CI skips nothing."""
+"""Fixtures and hooks of all tests: real data, servers, scheduling, and failure of skipped tests in CI."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The directory of real data sets that LISAREC_DATA names; without it such tests are skipped, and fail in CI."""
+    """The directory of real data sets from LISAREC_DATA; without it tests are skipped, or fail in CI."""
     directory = os.environ.get("LISAREC_DATA")
     if not directory:
         pytest.skip("LISAREC_DATA does not point at the real data")
@@ -185,13 +185,13 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def interpreter_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the Python processes of this test start as operators start them, not as forks."""
+    """Start Python processes of this test with a real interpreter, not as forks."""
     monkeypatch.setattr(subprocess, "Popen", RealPopen)
 
 
 @pytest.fixture(scope="session")
 def steady_network(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | float | bool]:
-    """The environment of a program that does not hear of changes to the network; this one's without a C compiler."""
+    """Environment of a program that must not see network changes; unchanged without a C compiler."""
     if shutil.which("cc") is None:
         return {**os.environ}
     library = tmp_path_factory.mktemp("preloaded") / "no_routes.so"
@@ -202,7 +202,7 @@ def steady_network(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | 
 
 @pytest.fixture(scope="module")
 def browser(steady_network: dict[str, str | float | bool]) -> Iterator[Browser]:
-    """Of this module alone: while it runs, this thread has an event loop, which others could not bear."""
+    """One browser per module: while it runs, this thread has an event loop, which other tests cannot use."""
     executable = chromium()
     if executable is None:
         pytest.skip("there is no Chromium; .ci/install brings Debian's headless shell")
@@ -218,7 +218,7 @@ def browser(steady_network: dict[str, str | float | bool]) -> Iterator[Browser]:
 
 @pytest.fixture
 def s3_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    """A server for everybody, which this process and those that it starts find; the test may freeze it."""
+    """A shared S3 server, configured in the environment; a test may freeze it."""
     server = running_s3()
     for name, value in {**server.environment, "LISAREC_CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
@@ -228,7 +228,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Ser
 
 @pytest.fixture
 def s3(s3_server: S3Server) -> Callable[[], str]:
-    """URLs of empty prefixes on the server."""
+    """Returns URLs of empty prefixes on the server."""
     return lambda: s3_server.url(uuid4().hex)
 
 
@@ -243,12 +243,12 @@ class Server(ThreadingHTTPServer):
     daemon_threads = False  # closing the server waits for every answer
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing of clients that hang up: the tests make them do so."""
+        """Ignore clients that disconnect, as tests make them do."""
 
 
 @pytest.fixture
 def serve_http() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
-    """Serve requests with a handler on a free port of this machine; gives the address."""
+    """Serve requests with a handler on a free local port; returns the URL."""
     running: list[tuple[Server, threading.Thread]] = []
 
     def serve(handler: type[BaseHTTPRequestHandler]) -> str:
@@ -267,7 +267,7 @@ def serve_http() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the garbage collector rest meanwhile, and from then on pass over what was imported.
+    """Disable garbage collection during collection, and exclude imported objects from it afterwards.
 
     It comes less often than it would by itself, since Hypothesis looks at the clock each time.
     """
@@ -281,7 +281,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and begin with the lanes and the longest files."""
+    """Mark the slow tests, and order lanes and longest files first."""
     for item in items:
         if is_slow(item):
             item.add_marker(pytest.mark.slow)
@@ -305,7 +305,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LaneSch
 
 @cache
 def place_of(path: Path) -> str:
-    """Return where the file is, from the root of the repository; as it is for a test of a test's own project."""
+    """Return the path relative to the repository's root; unchanged for a file outside."""
     return (path.relative_to(ROOT) if path.is_relative_to(ROOT) else path).as_posix()
 
 
@@ -318,7 +318,7 @@ def is_slow(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an asynchronous test in an event loop of its own."""
+    """Run an async test in an event loop of its own."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
@@ -328,7 +328,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turn a skip into a failure in CI, save for tests of hardware that a machine may lack."""
+    """Turn skips into failures in CI, except for tests that need special hardware."""
     report = yield
     may_lack = any(item.get_closest_marker(marker) for marker in ("engine", "gpu", "vector"))
     if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not may_lack:

@@ -56,7 +56,7 @@ PRELOADED = (
 
 @dataclass(frozen=True)
 class Command:
-    """What a forked process runs: the arguments after the interpreter, and where."""
+    """Arguments and environment of a forked process."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -65,7 +65,7 @@ class Command:
 
 
 class ForkServer:
-    """The process that forks, on the other end of a socket."""
+    """The client side of the fork server, on a socket."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class ForkServer:
             )
 
     def start(self, command: Command, streams: Sequence[int]) -> int:
-        """Start the command with these descriptors as its standard streams; returns the id of the process."""
+        """Start the command with these descriptors as standard streams; return the process id."""
         content = json.dumps(asdict(command)).encode()
         with self._lock:
             become_subreaper(True)
@@ -97,21 +97,21 @@ class ForkServer:
         return int.from_bytes(answer)
 
     def close(self) -> None:
-        """End the server; what it has forked goes on."""
+        """End the server; its forks continue."""
         self._socket.close()
         self._process.wait()
 
 
 @cache
 def fork_server() -> ForkServer:
-    """Return the one fork server of this process, which ends with it."""
+    """The only fork server of this process, which ends with it."""
     server = ForkServer()
     atexit.register(server.close)
     return server
 
 
 def become_subreaper(is_one: bool) -> None:
-    """Adopt the processes whose parents end, or leave that to somebody else."""
+    """Adopt orphaned descendants, or leave that to another process."""
     if ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0):
         raise OSError("the kernel refuses PR_SET_CHILD_SUBREAPER")
 
@@ -120,7 +120,7 @@ RealPopen = subprocess.Popen
 
 
 class ForkedPopen(RealPopen[Any]):
-    """`subprocess.Popen`, which asks the fork server where that can run the command."""
+    """`subprocess.Popen`, which uses the fork server for commands that it can run."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, *rest: Any) -> None:
         pass_fds, cwd, env, _, _, shell, stdin, _, _, stdout, _, stderr, *_ = rest
@@ -139,7 +139,7 @@ class ForkedPopen(RealPopen[Any]):
 
 
 def can_run(args: Any) -> bool:
-    """Whether a forked process can run this: the interpreter of the tests, without options, on a module or a script."""
+    """Whether a fork can run this command: the interpreter of the tests without options, and a module or script."""
     if isinstance(args, str | bytes | os.PathLike) or len(args) < 2 or args[0] != sys.executable:
         return False
     first = str(args[1])
@@ -147,12 +147,12 @@ def can_run(args: Any) -> bool:
 
 
 def can_have(environment: Mapping[str, str]) -> bool:
-    """Whether a forked process would start no differently with this environment."""
+    """Whether a fork would behave the same with this environment."""
     return all(environment.get(name) == os.environ.get(name) for name in READ_AT_START)
 
 
 class Forking:
-    """The side of the server: it forks for every request on the socket."""
+    """The server side, which forks for each request on the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -181,7 +181,7 @@ class Forking:
         return Command(**json.loads(content)), streams.tolist()
 
     def _fork_orphan(self, command: Command, streams: Sequence[int]) -> int:
-        """Fork by a process that ends at once, so that what was forked becomes a child of the process of the tests."""
+        """Fork from a process that exits at once, so that the test process adopts the new one."""
         readable, writable = os.pipe()
         between = os.fork()
         if between == 0:
@@ -204,7 +204,7 @@ class Forking:
 
 
 def load_fold() -> None:
-    """Read the compiled fold from its cache, which takes half a second, for the processes of stores."""
+    """Load the compiled fold from its cache, which takes half a second, for processes of stores."""
     from storage.state.compiled_fold import compile_fold
     from tests.storage.oracles.random_events import make_generation
 
@@ -212,7 +212,7 @@ def load_fold() -> None:
 
 
 def load_kernels(command: Command) -> bool:
-    """Start a service once on the command's model, so that compiled code is there for all processes; tell if it did."""
+    """Start a service once on the command's model to load compiled code; return whether that worked."""
     from app.main import create_app
     from app.settings import Settings
     from model.artifact import model_directory
@@ -237,14 +237,14 @@ def load_kernels(command: Command) -> bool:
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel end this process with its parent, even one that is killed."""
+    """Make the kernel end this process with its parent, even if that is killed."""
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the tests were interrupted while this process started
         os._exit(1)
 
 
 def become(command: Command, streams: Sequence[int]) -> None:
-    """Turn this process into one that the interpreter has started on the command."""
+    """Turn this fork into the process of the command."""
     if command.new_session:
         os.setsid()
     for standard, stream in enumerate(streams):
@@ -269,7 +269,7 @@ def become(command: Command, streams: Sequence[int]) -> None:
 
 
 def fork_workers() -> None:
-    """Let multiprocessing fork this process where it would start an interpreter, which imports everything again."""
+    """Make multiprocessing fork this process instead of starting an interpreter."""
     spawn = multiprocessing.util.spawnv_passfds
 
     def fork(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
@@ -285,7 +285,7 @@ def fork_workers() -> None:
 
 
 def become_worker(program: str, descriptors: Sequence[int]) -> None:
-    """Turn this process into one that multiprocessing has started on the program.
+    """Turn this fork into a multiprocessing process of the program.
 
     descriptors  of the parent, which the program uses
     """

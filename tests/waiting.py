@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a limit that only what never comes reaches, however busy the machine is."""
+"""Waiting for a condition, with a limit that only a condition that never holds reaches, even on a busy machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T | Literal[False] | None], reason: Callable[[], object] = str) -> T:
-    """Return the first true value of the condition; past the limit the test fails for the reason."""
+    """Return the first true value of the condition; at the time limit, fail with the reason."""
     give_up_at_s = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         assert time.monotonic() < give_up_at_s, reason()
@@ -23,7 +23,7 @@ def wait_until(condition: Callable[[], T | Literal[False] | None], reason: Calla
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait on an event loop, for a condition that may be awaitable."""
+    """Wait in an event loop for a condition, which may be awaitable."""
     async with asyncio.timeout(PATIENCE_S):
         while not (await value if isinstance(value := condition(), Awaitable) else value):
             await asyncio.sleep(POLL_EVERY_S)

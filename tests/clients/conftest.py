@@ -1,4 +1,4 @@
-"""A running service with keys over the tiny model, and a front before it that fails as it is told."""
+"""A service with keys over the tiny model, and a proxy in front of it that injects failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Service:
-    """The app on a free port of this machine, and its log as it tells it."""
+    """The app on a free port, and user logs as it returns them."""
 
     def __init__(self, directory: Path) -> None:
         self.url = ""
@@ -83,7 +83,7 @@ def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 class Front:
-    """A proxy before the service. `play` says for each request what becomes of it."""
+    """A proxy in front of the service; `play` decides what happens to each request."""
 
     def __init__(self, service_url: str) -> None:
         self.service_url = service_url
@@ -93,7 +93,7 @@ class Front:
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One request to the front."""
+    """A request to the proxy."""
 
     front: Front
 
@@ -142,12 +142,12 @@ def front(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]],
 
 @pytest.fixture
 def ann() -> str:
-    """A user that no other test has."""
+    """A user id that no other test uses."""
     return f"ann-{time.monotonic_ns()}"
 
 
 class InLoop:
-    """An AsyncClient whose calls are waited for, so that one test is for both clients."""
+    """Blocking calls of an AsyncClient, so that a test covers both clients."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -171,7 +171,7 @@ Connect = Callable[..., Any]
 
 @pytest.fixture(params=[Client, InLoop], ids=["Client", "AsyncClient"])
 def connect(request: pytest.FixtureRequest, service: Service) -> Iterator[Connect]:
-    """Make a patient client of either kind with a key for everything; it is closed afterwards."""
+    """Create a client of either kind with long timeouts and all scopes; it is closed afterwards."""
     made: list[Any] = []
 
     def connect_client(
@@ -187,7 +187,7 @@ def connect(request: pytest.FixtureRequest, service: Service) -> Iterator[Connec
 
 @pytest.fixture(scope="session")
 def integration_script() -> Callable[[str], str]:
-    """The first script in a language on its page of docs/how-to/integrate, as it stands there."""
+    """The first script in a language on its page of docs/how-to/integrate."""
     pages = {"python": "python.md", "html": "browser.md", "js": "backend.md", "sh": "backend.md"}
     scripts = {}
     for language, page in pages.items():

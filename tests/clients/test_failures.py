@@ -66,7 +66,7 @@ with asyncio.Runner() as runner:
 
 
 class NoService(BaseHTTPRequestHandler):
-    """Another server, which knows nothing of lisarec."""
+    """Another HTTP server, which is not lisarec."""
 
     def do_GET(self) -> None:
         self.send_response(404)

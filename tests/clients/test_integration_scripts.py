@@ -41,7 +41,7 @@ def run(service: Service, command: list[str], **more: str) -> str:
 
 
 def script_of_the_move(language: str) -> str:
-    """The first script in a language of the page on other recommenders."""
+    """The first script in a language of the migration page."""
     found = re.search(rf"^```{language}\n(.*?)^```$", MOVE, re.DOTALL | re.MULTILINE)
     assert found
     return found[1]
@@ -161,7 +161,7 @@ def test_new_items_are_listed_newest_first(service: Service) -> None:
 def test_events_of_an_app_count_once_across_losses_and_logins(
     service: Service, front: Front, ann: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three phones that change hands; the oracle is what happened on them."""
+    """Three phones with changing users; the oracle is what happened on them."""
     draw, users, expected = random.Random(0), (ann, f"{ann}-2"), list[str]()
 
     def play(exchange: Exchange) -> None:

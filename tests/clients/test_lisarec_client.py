@@ -24,7 +24,7 @@ ITEMS = [f"item-{row}" for row in range(1, 6)]
 
 
 class Misfortune:
-    """Does every bad thing to some request, in an order drawn by chance, and then nothing any more."""
+    """Injects every kind of failure into some requests, in random order, and then stops."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -47,7 +47,7 @@ class Misfortune:
         exchange.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n{")
 
     def do_apply_some(self, exchange: Exchange) -> None:
-        """The service applies a user's events of one request together or not at all."""
+        """The service applies the events of one user in a request together or not at all."""
         events = json.loads(exchange.body)
         users = {event["user_id"] for event in events if self._random.random() < 0.5}
         some = [event for event in events if event["user_id"] in users]
@@ -63,7 +63,7 @@ class Misfortune:
         exchange.refuse(429, "too_many_requests")
 
     def do_say_too_large(self, exchange: Exchange) -> None:
-        """An event that is refused alone would be dropped."""
+        """A single event that is refused would be dropped."""
         if len(json.loads(exchange.body)) == 1:
             return exchange.forward()
         return exchange.refuse(*self._random.choice([(413, "body_too_large"), (422, "too_many_new_users_at_once")]))
@@ -270,7 +270,7 @@ class TestRecommendations:
 
     @pytest.mark.parametrize("fault", ["drip", "silence", "refusal", "nonsense", "no keys"])
     def test_are_the_fallback_if_the_service_fails(self, front: Front, connect: Connect, fault: str) -> None:
-        """Without a bound on the whole call, the one that drips would be waited for, and its answer taken."""
+        """A total timeout is needed for responses that trickle in."""
         is_over = threading.Event()
         answer = b'{"items": [], "source": "personalised", "recommendation_id": "r"}'
 

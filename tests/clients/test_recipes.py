@@ -34,7 +34,7 @@ ANYWHERE = re.DOTALL | re.MULTILINE
 
 
 def sections_of(page: str) -> dict[str, str]:
-    """The sections of a page under docs/how-to, by heading."""
+    """Sections of a page under docs/how-to by heading."""
     text = (HOW_TO / page).read_text()
     return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, ANYWHERE))
 
@@ -57,12 +57,12 @@ RECIPES = [name for name in RULES if "```json" in RULES[name] and name != SHOP]
 
 
 def blocks(section: str, language: str) -> list[str]:
-    """The code of a section in one language."""
+    """Code blocks of a section in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", SECTIONS[section], ANYWHERE)
 
 
 class Shop:
-    """The page's shop: a service, and a shell in which the page's first commands have run."""
+    """The shop of a page: a service, and a shell in which the page's first commands have run."""
 
     def __init__(self, directory: Path, url: str, setting: str) -> None:
         self._directory = directory
@@ -70,7 +70,7 @@ class Shop:
         self.setting = setting
 
     def run(self, commands: str) -> str:
-        """Run commands after the definitions of the page, and return what they print."""
+        """Run commands after the definitions of the page; return their output."""
         definitions = self.setting.partition("\n\n")[0]
         program = f"{definitions}\nlisarec() {{ '{sys.executable}' -m app \"$@\"; }}\n{commands}"
         path = f"{ROOT}{os.pathsep}{ROOT / 'clients'}"
@@ -82,17 +82,17 @@ class Shop:
         return done.stdout
 
     def run_python(self, script: str) -> str:
-        """Run a script of the page, and return what it prints."""
+        """Run a script of the page; return its output."""
         return self.run(f"'{sys.executable}' - <<'END'\n{script}\nEND")
 
     def answer(self, commands: str) -> Any:
-        """Run commands and return the answer to the last one."""
+        """Run commands; return the response to the last one."""
         return json.loads(self.run(commands).splitlines()[-1])
 
 
 @contextmanager
 def started(directory: Path, setting: str) -> Iterator[Shop]:
-    """Start a service without a model, and run a page's first commands."""
+    """Start a service without a model, and run the first commands of a page."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     service = subprocess.Popen(
         [sys.executable, "-m", "app", "serve", "--data-dir", str(directory / "state"), "--port", str(port)],
@@ -170,7 +170,7 @@ def app_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 def assert_answer(found: Any, shown: str) -> None:
-    """What the page shows is the answer, but for the id, which is another one each time."""
+    """Assert that the page shows this response, except its id."""
     expected = json.loads(shown)
     items = expected.pop("items")
     expected.pop("recommendation_id", None)
@@ -200,7 +200,7 @@ def test_recipe(shop: Shop, recipe: str) -> None:
 
 
 def assert_page(shop: Shop, sections: dict[str, str]) -> None:
-    """In the order of the page, because later sections use the scenarios of earlier ones."""
+    """Check sections in order, because later ones use scenarios of earlier ones."""
     for section in (name for name in sections if "```json" in sections[name]):
         for commands, shown in re.findall(r"^```sh\n(.*?)^```\n(?:\n```json\n(.*?)^```)?", sections[section], ANYWHERE):
             answer = shop.answer(commands)
@@ -217,7 +217,7 @@ def test_groceries(grocer: Shop) -> None:
 
 
 def test_listings(marketplace: Shop) -> None:
-    """In the order of the page, because a listing that is sold in one section is so in later ones."""
+    """In order of the page, because a listing sold in one section stays sold."""
     for section in (name for name in LISTINGS if "```json" in LISTINGS[name] and name != FORGET):
         (commands,), (shown,) = blocks(section, "sh"), blocks(section, "json")
         assert_answer(marketplace.answer(commands), shown)
@@ -227,7 +227,7 @@ def test_listings(marketplace: Shop) -> None:
 
 @pytest.fixture(scope="module")
 def streaming_rules() -> str:
-    """The line that sets the variable of the page's rules."""
+    """The line of the page that sets the variable with the rules."""
     return blocks(AGES, "sh")[0].partition("\n")[0] + "\n"
 
 
@@ -275,13 +275,13 @@ def test_a_share_of_originals(studio: Shop, streaming_rules: str) -> None:
 
 
 def test_app_recommendations(app_shop: Shop) -> None:
-    """In the order of the page, because its lists are those of the user of its phone."""
+    """In order of the page, because lists depend on the user of its phone."""
     assert app_shop.run_python("\n".join(blocks(UPLOADS, "python"))) == "".join(blocks(UPLOADS, "text"))
     assert_page(app_shop, APPS)
 
 
 def test_vectors_from_titles_are_imported(tmp_path: Path) -> None:
-    """With a model of its own in the place of the library's."""
+    """With a fake model instead of the library's."""
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "items.csv").write_text("item_id,title,price\n1,Kettle,4.5\n2,,3\n3,Pot,\n")
     (tmp_path / "sentence_transformers.py").write_text(
@@ -340,7 +340,7 @@ def test_a_messy_table_is_cleaned(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_receipts_count_once_and_returns_are_removed(tmp_path: Path) -> None:
-    """Three nights of receipts, each imported twice, the last one with the first one again."""
+    """Receipts of three nights, each imported twice, the last one together with the first."""
     draw, nights = random.Random(0), list[list[str]]()
     bought: dict[str, Counter[str]] = defaultdict(Counter)
     sold: list[tuple[str, str, str]] = []

@@ -39,13 +39,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def long(pytestconfig: pytest.Config) -> bool:
-    """Whether this is the long form."""
+    """Whether to run the long form."""
     return bool(pytestconfig.getoption("--long"))
 
 
 @pytest.fixture(scope="session")
 def measured(pytestconfig: pytest.Config) -> Measured:
-    """What was measured, and the number: rows of the table at the end."""
+    """Measurements for the table at the end."""
     return pytestconfig.stash.setdefault(MEASURED, [])
 
 
@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @contextmanager
 def skipped_where_it_cannot_be_tried(config: pytest.Config) -> Iterator[None]:
-    """Skip, and say so in the last line of the run."""
+    """Skip if no engine runs here, and report it in the last line."""
     try:
         yield
     except CannotTry as exc:
@@ -68,7 +68,7 @@ def skipped_where_it_cannot_be_tried(config: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def engine(pytestconfig: pytest.Config, measured: Measured) -> Iterator[Engine]:
-    """An engine with the image that the project's begins with; var/containers keeps what it has."""
+    """A container engine with the base image; var/containers keeps its data."""
     begin_s = time.monotonic()
     with ExitStack() as running:
         with skipped_where_it_cannot_be_tried(pytestconfig):
@@ -81,7 +81,7 @@ def engine(pytestconfig: pytest.Config, measured: Measured) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def deployment(pytestconfig: pytest.Config, engine: Engine, measured: Measured) -> Iterator[Deployment]:
-    """A checkout whose image is built; what runs is stopped, and its volumes are removed, at the end."""
+    """A checkout with its image built; containers and volumes are removed at the end."""
     deployment = Deployment(engine, ENGINE_FOLDER / "checkout")
     deployment.remove()  # what a run that was killed has left
     begin_s = time.monotonic()
@@ -96,7 +96,7 @@ def deployment(pytestconfig: pytest.Config, engine: Engine, measured: Measured) 
 
 @pytest.fixture(scope="module")
 def key(deployment: Deployment) -> str:
-    """A key that may do what shoppers do, and read what they have sent."""
+    """A key with the scopes of shoppers, which also reads their events."""
     return deployment.add_key("events:write", "recs:read", "users:admin")
 
 
@@ -104,7 +104,7 @@ def key(deployment: Deployment) -> str:
 def shoppers(
     request: pytest.FixtureRequest, deployment: Deployment, key: str, measured: Measured
 ) -> Iterator[Shoppers]:
-    """Clients of the deployment; the table tells how they fared."""
+    """Clients of the deployment; the table shows their outcomes."""
     shoppers = Shoppers(deployment.port, key)
     yield shoppers
     name = request.path.stem.removeprefix("test_")
@@ -117,7 +117,7 @@ def shoppers(
 
 @pytest.fixture(autouse=True)
 def _nothing_is_lost(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Hold, after each test of requests, that every acknowledged event is there once."""
+    """Assert after each test with requests that every acknowledged event is logged once."""
     yield
     if "shoppers" in request.fixturenames:
         shoppers: Shoppers = request.getfixturevalue("shoppers")

@@ -1,4 +1,4 @@
-"""A checkout of the project, deployed with its docker-compose.yml as docs/how-to/deploy tells operators to."""
+"""A checkout of the project, deployed with docker-compose.yml as docs/how-to/deploy describes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLUSTER = ("--env-file", ".env", "--env-file", "docker/cluster.env")
 
 
 class Deployment:
-    """What `docker compose` runs in a folder of its own; the project is called `lisarec`."""
+    """`docker compose` in a folder of its own, with the project name `lisarec`."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine = engine
@@ -38,7 +38,7 @@ class Deployment:
         )
 
     def check_out(self) -> None:
-        """Copy the project's files, as they are in the working tree."""
+        """Copy the files of the working tree."""
         command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         for name in listed.stdout.splitlines():
@@ -47,58 +47,58 @@ class Deployment:
                 shutil.copy(ROOT / name, self.folder / name)
 
     def remove(self) -> None:
-        """Stop what runs, and remove the volumes."""
+        """Stop all containers and remove the volumes."""
         self.files = ()
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5")
 
     def set(self, **variables: str) -> None:
-        """Add lines to the file .env; the last one of a name counts."""
+        """Add lines to .env; the last line of a name counts."""
         with (self.folder / ".env").open("a") as file:
             file.writelines(f"{name}={value}\n" for name, value in variables.items())
 
     def override(self, **parts: object) -> None:
-        """Merge services and volumes into those of docker-compose.yml, from the next command on."""
+        """Merge services and volumes into docker-compose.yml from the next command on."""
         (self.folder / "docker-compose.override.yml").write_text(json.dumps(parts))  # YAML includes JSON
 
     def compose(self, *command: str) -> str:
-        """Run a command of Docker Compose, and return what it prints."""
+        """Run a Docker Compose command; return its output."""
         return self.engine.run("docker-compose", *self.files, *command, cwd=self.folder).strip()
 
     def build(self) -> None:
-        """Build the image as the compose file says."""
+        """Build the image of the compose file."""
         with torch_index(self.engine) as index:
             command = ["docker-compose", "--progress", "plain", "build"]
             self.engine.download(*command, cwd=self.folder, environment={"TORCH_INDEX": index})
 
     def containers(self, *services: str) -> list[str]:
-        """Return the ids of the services' containers that run; of all without a name."""
+        """Ids of the running containers of the services, or of all."""
         return self.compose("ps", "--quiet", *services).split()
 
     def container(self, service: str) -> str:
-        """Return the id of the service's container, or of one of them."""
+        """Id of the service's container, or of one of several."""
         return self.containers(service)[0]
 
     def execute(self, container: str, *command: str) -> str:
-        """Run a command in a container, and return what it prints."""
+        """Run a command in a container; return its output."""
         return self.engine.docker("exec", container, *command)
 
     def processor_s(self, container: str) -> float:
-        """Return what the container has used of the processors, by control groups of version 1 or 2."""
+        """CPU seconds of the container, from cgroups v1 or v2."""
         folder = "/sys/fs/cgroup"
         either = f"cat {folder}/cpuacct/cpuacct.usage 2>/dev/null || grep usage_usec {folder}/cpu.stat"
         *name, used = self.execute(container, "sh", "-c", either).split()
         return int(used) / (1e6 if name else 1e9)
 
     def state(self, container: str, field: str) -> str:
-        """Return a field of the container's state, as `Health.Status`."""
+        """A field of the container's state, such as `Health.Status`."""
         return self.engine.inspect("container", container, f"{{{{.State.{field}}}}}")
 
     def wait_for_state(self, container: str, field: str, wanted: str) -> None:
-        """Wait until a field of the container's state is so."""
+        """Wait until a field of the container's state has this value."""
         self.wait_for(lambda: self.state(container, field) == wanted)
 
     def wait_until_healthy(self, service: str, containers: int = 1) -> None:
-        """Wait until so many containers of the service are."""
+        """Wait until this many containers of the service are healthy."""
 
         healthy = ["healthy"] * containers
         self.wait_for(lambda: [self.state(one, "Health.Status") for one in self.containers(service)] == healthy)
@@ -120,25 +120,25 @@ class Deployment:
         self.compose("up", "--wait")  # which has nothing left to do
 
     def add_key(self, *scopes: str) -> str:
-        """Make a key, and return it."""
+        """Create a key, and return it."""
         options = [word for scope in scopes for word in ("--scope", scope)]
         return self.compose("run", "--rm", "keys", "add", *options).splitlines()[-1].strip()
 
     def generation(self, key: str) -> str:
-        """Return the name of the model that a replica serves, `none` before the first."""
+        """Name of the model that a replica serves, `none` before the first."""
         return str(self.ask_replica("/v1/model", key)["generation"])
 
     def address(self, container: str) -> str:
-        """Return the container's address in the network of load balancer and replicas."""
+        """Address of the container in the network of load balancer and replicas."""
         field = '{{(index .NetworkSettings.Networks "lisarec_middle").IPAddress}}'
         return self.engine.inspect("container", container, field)
 
     def log(self, container: str) -> list[str]:
-        """Return the lines that the container has written to its outputs."""
+        """Lines of the container's output."""
         return self.engine.run("sh", "-c", f"docker logs {container} 2>&1").splitlines()
 
     def ask_replica(self, path: str, key: str = "") -> dict[str, object]:
-        """Ask one of the replicas itself."""
+        """Send a request to one of the replicas directly."""
         code = (
             "import sys, urllib.request as r;"
             "h = {'Authorization': 'Bearer ' + sys.argv[2]} if sys.argv[2] else {};"
@@ -149,7 +149,7 @@ class Deployment:
         return found
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition that may fail while containers come and go."""
+        """Wait for a condition that may raise while containers come and go."""
 
         def holds() -> bool:
             try:

@@ -1,4 +1,4 @@
-"""Small file systems of this machine, for volumes that are to be full."""
+"""Small file systems, for volumes that tests fill."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class SmallDisk:
 
     @property
     def volume(self) -> dict[str, object]:
-        """The volume of a compose file that lies on it."""
+        """A Compose volume on this file system."""
         return {"driver": "local", "driver_opts": {"type": "none", "o": "bind", "device": str(self.folder)}}
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Take all the room there is, for as long as the context lasts."""
+        """Fill the file system within the block."""
         try:
             with suppress(OSError), self._ballast.open("wb", buffering=0) as file:
                 while True:
@@ -36,7 +36,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int, owner: int) -> Iterator[SmallDisk]:
-    """Mount one, which belongs to the user with this number."""
+    """Mount a file system that belongs to the user with this id."""
     folder.mkdir()
     options = f"size={megabytes}m,uid={owner},gid={owner},mode=755"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)

@@ -1,4 +1,4 @@
-"""An engine of containers of its own, with the images that the project's files name, where no registry is reached."""
+"""A container engine of the tests, and the images that the project's files name, without a registry."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NO_NETWORK = re.compile(
 
 
 def check_machine() -> None:
-    """Raise CannotTry where it is known that no engine starts on this machine."""
+    """Raise CannotTry if no engine can start on this machine."""
     if os.geteuid() != 0:
         raise CannotTry("only root starts an engine of containers")
     missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
@@ -61,7 +61,7 @@ def check_machine() -> None:
 
 @cache
 def python_of_image() -> Path | None:
-    """Return the prefix of a Python that can be the image's: the one that runs, or one on the path."""
+    """Prefix of a Python of the image's version: the running one, or one on the PATH."""
     ask = "import sys; print(sys.base_prefix, (3, 11, 3) <= sys.version_info < (3, 12), sep='\\n')"
     for program in (sys.executable, "python3.11", "python3"):
         with suppress(OSError):
@@ -72,25 +72,25 @@ def python_of_image() -> Path | None:
 
 
 class EngineFailed(RuntimeError):
-    """A command of the engine ended with an error; the message has its output."""
+    """A command of the engine failed; the message has its output."""
 
 
 class CannotTry(EngineFailed):
-    """No engine runs containers on this machine, or what images are made of cannot be downloaded.
+    """No engine runs containers here, or images cannot be downloaded.
 
     That says nothing about the project.
     """
 
 
 class Engine:
-    """A running dockerd, reached by its own socket."""
+    """A running dockerd with a socket of its own."""
 
     def __init__(self, folder: Path, socket: Path) -> None:
         self.folder = folder
         self.environment = {**os.environ, "DOCKER_HOST": f"unix://{socket}", "DOCKER_CONFIG": str(folder / "config")}
 
     def run(self, *command: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-        """Return what the command writes to standard output; EngineFailed where it ends with an error."""
+        """Run the command; return its standard output, or raise EngineFailed."""
         done = subprocess.run(
             command,
             env={**self.environment, **(environment or {})},
@@ -105,7 +105,7 @@ class Engine:
         return done.stdout
 
     def download(self, *command: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-        """Run a command that downloads, twice if it must; CannotTry where the network makes it fail."""
+        """Run a command that downloads, with one retry; raise CannotTry if the network fails."""
         for attempts_left in (1, 0):
             try:
                 self.run(*command, environment=environment, cwd=cwd)
@@ -118,7 +118,7 @@ class Engine:
                     raise CannotTry(f"the network is away: {reason[0]!r}, says {command[0]}") from exc
 
     def docker(self, *command: str) -> str:
-        """Run a command of docker, and return what it prints."""
+        """Run a docker command; return its output."""
         return self.run("docker", *command).strip()
 
     def inspect(self, kind: str, name: str, template: str) -> str:
@@ -126,12 +126,12 @@ class Engine:
         return self.docker(kind, "inspect", "--format", template, name)
 
     def has_image(self, name: str) -> bool:
-        """Return whether the image is there."""
+        """Return whether the image exists."""
         return bool(self.docker("image", "ls", "--quiet", name))
 
     @property
     def gateway(self) -> str:
-        """The address of this machine, as containers that are built see it."""
+        """Address of this machine for containers during a build."""
         # not its field Gateway, which is empty where the network's bridge was there before the engine
         subnet = self.docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Subnet}}")
         return str(ip_network(subnet)[1])
@@ -168,7 +168,7 @@ def running_engine(folder: Path, idle: bool = False) -> Iterator[Engine]:
 
 
 def control_group(idle: bool) -> str:
-    """Return the group of containers, which inherits no niceness; an idle one weighs next to nothing."""
+    """The cgroup of containers, which inherits no niceness; an idle one has minimal weight."""
     name = f"lisarec-containers{'-idle' if idle else ''}"
     if idle and CPU_GROUPS.is_dir():
         (CPU_GROUPS / name).mkdir(exist_ok=True)
@@ -177,7 +177,7 @@ def control_group(idle: bool) -> str:
 
 
 def is_up(engine: Engine) -> bool:
-    """Return whether the engine answers."""
+    """Return whether the engine responds."""
     try:
         return bool(engine.docker("version", "--format", "{{.Server.Version}}"))
     except EngineFailed:
@@ -185,12 +185,12 @@ def is_up(engine: Engine) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not empty; programs say there why they ended."""
+    """The last non-empty line, where programs report why they ended."""
     return text.strip().rpartition("\n")[2]
 
 
 def forward_policy() -> str:
-    """Return what the kernel does with packets that no rule of forwarding is about."""
+    """The kernel's default policy for forwarded packets."""
     listed = subprocess.run(["iptables", "-S", "FORWARD"], capture_output=True, text=True)
     if listed.returncode != 0:
         raise CannotTry(f"iptables ended: {last_line(listed.stderr)}")
@@ -198,12 +198,12 @@ def forward_policy() -> str:
 
 
 def set_forward_policy(policy: str) -> None:
-    """Set it."""
+    """Set the default policy for forwarded packets."""
     subprocess.run(["iptables", "-P", "FORWARD", policy], check=True)
 
 
 def make_base(engine: Engine) -> None:
-    """Make the image that docker/Dockerfile begins with, and the one below it, unless they are there."""
+    """Build the base image of docker/Dockerfile and its own base, unless they exist."""
     context = engine.folder / "images"
     context.mkdir(exist_ok=True)
     if not engine.has_image(DEBIAN):
@@ -228,7 +228,7 @@ def make_base(engine: Engine) -> None:
 
 
 def make_images_of_others(engine: Engine) -> None:
-    """Make every image that docker-compose.yml names, but lisarec's, unless they are there."""
+    """Build every third-party image of docker-compose.yml, unless it exists."""
     services = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
     for name in ("redis", "haproxy", "prometheus", "grafana"):
         if not engine.has_image(services[name]["image"]):
@@ -236,14 +236,14 @@ def make_images_of_others(engine: Engine) -> None:
 
 
 def make_image(engine: Engine, target: str, name: str) -> None:
-    """Make an image of the Dockerfile beside this file."""
+    """Build an image from a Dockerfile beside this file."""
     context = engine.folder / "images"
     command = ["docker", "build", "--target", target, "--tag", name, "--file", str(HERE / "Dockerfile"), str(context)]
     engine.download(*command, environment={"DOCKER_BUILDKIT": "0"})
 
 
 def make_debian(engine: Engine, tar: Path) -> None:
-    """Make an image of Debian with the libraries that Python needs, as small as the official slim one."""
+    """Build a Debian image with the libraries of Python, as small as the official slim one."""
     sources = "/etc/apt/sources.list.d/debian.sources"
     options = [
         f"--include={PYTHON_NEEDS}",
@@ -255,13 +255,13 @@ def make_debian(engine: Engine, tar: Path) -> None:
 
 
 def without_tests(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out of Python what its official slim image has not either."""
+    """Remove from Python what its official slim image lacks, too."""
     path = Path(entry.name)
     return None if path.suffix == ".a" or set(path.parts) & set(NOT_IN_PYTHON) else entry
 
 
 def pip_configuration(torch_host: str) -> str:
-    """Return the configuration of pip for builds: the machine's index, and the server of `torch_index`."""
+    """Configuration of pip for builds: the machine's index, and the server of `torch_index`."""
     lines = ["[global]", "cert = /etc/ssl/certs/ca-certificates.crt", f"trusted-host = {torch_host}"]
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     configured = subprocess.run(command, capture_output=True, text=True).stdout.strip()
@@ -292,7 +292,7 @@ def torch_index(engine: Engine) -> Iterator[str]:
 
 
 class QuietFiles(SimpleHTTPRequestHandler):
-    """Files of a directory, without a line for each request."""
+    """Serves files of a directory without logging."""
 
     @override
     def log_message(self, format: str, *args: object) -> None: ...

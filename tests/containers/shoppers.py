@@ -1,4 +1,4 @@
-"""Clients of a deployment that note what was acknowledged, and the comparison of its logs with that."""
+"""Clients of a deployment that record acknowledged events, and compare them with the logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Shoppers:
 
     @contextmanager
     def shop(self, clients: int = CLIENTS) -> Iterator[Counter[str]]:
-        """Send requests as long as the context lasts; gives the outcomes of these, complete when it is left."""
+        """Send requests within the block; yields their outcomes, which are complete afterwards."""
         ended, outcomes = threading.Event(), Counter[str]()
         self._generations += 1
         seeds = range(self._generations * 1000, self._generations * 1000 + clients)
@@ -59,18 +59,18 @@ class Shoppers:
             self.answers.update(outcomes)
 
     def shop_for(self, seconds: float) -> Counter[str]:
-        """Send requests for so long; returns their outcomes."""
+        """Send requests for this many seconds; return their outcomes."""
         with self.shop() as outcomes:
             time.sleep(seconds)
         return outcomes
 
     @property
     def events(self) -> int:
-        """How many events were acknowledged."""
+        """Number of acknowledged events."""
         return sum(map(len, self.acknowledged.values()))
 
     def compare(self) -> tuple[int, int]:
-        """Return how many acknowledged events the logs lack, and how many ids they have more than once."""
+        """Number of acknowledged events that the logs lack, and of duplicate ids in them."""
         lost = doubled = 0
         with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_WITHIN_S)) as connection:
             for user, wanted in self.acknowledged.items():
@@ -92,7 +92,7 @@ class Shoppers:
             after = page["next"] and f"&after={page['next']}"
 
     def _page(self, connection: http.client.HTTPConnection, path: str) -> tuple[int, bytes]:
-        """Read a page of a log; try again while the store does not respond in time, as on a busy machine."""
+        """Read a page of a log; retry while the store times out, as on a busy machine."""
         give_up_at_s = time.monotonic() + READ_WITHIN_S
         while True:
             status, body = self._request(connection, "GET", path)
@@ -142,7 +142,7 @@ class Shoppers:
 
 
 def error_code(body: bytes) -> str:
-    """Return the code of an answer that is no success, after a space; nothing where there is none."""
+    """Code of an error response after a space; empty for other responses."""
     try:
         return f" {json.loads(body)['error']['code']}"
     except (ValueError, KeyError):
@@ -150,10 +150,10 @@ def error_code(body: bytes) -> str:
 
 
 def failed(outcomes: Counter[str]) -> dict[str, int]:
-    """Return the outcomes that are no success."""
+    """Outcomes other than success."""
     return {name: count for name, count in outcomes.items() if not name.endswith(f" {OK}")}
 
 
 def failed_otherwise(outcomes: Counter[str]) -> dict[str, int]:
-    """Return them without those of a store that is away, which are answered as documented: the event is not taken."""
+    """Failed outcomes except documented refusals while the store is unavailable."""
     return {name: count for name, count in failed(outcomes).items() if not name.startswith("events 503 storage_")}

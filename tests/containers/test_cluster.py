@@ -17,7 +17,7 @@ NODES = [f"redis-{number}" for number in range(1, 7)]
 
 
 def primaries(deployment: Deployment, without: str = "") -> list[str]:
-    """Return the nodes that say that they are primaries; one of them may be away."""
+    """Nodes that report to be primaries; one of them may be down."""
     ask = "REDISCLI_AUTH=$(cat /acl/admin_password) redis-cli --user admin role"
     nodes = [node for node in NODES if node != without]
     roles = {node: deployment.compose("exec", "-T", node, "sh", "-c", ask).splitlines()[0] for node in nodes}

@@ -36,7 +36,7 @@ def test_compose_up_waits_until_all_is_ready_without_a_model(
 
 
 def test_a_restarted_replica_is_ready_soon(deployment: Deployment, measured: Measured, long: bool) -> None:
-    """The long form, which measures, holds it to seconds of time where a core is free."""
+    """The long form requires seconds, given a free core."""
     container = deployment.container("app")
     deployment.engine.docker("stop", container)
     has_a_free_core = os.getloadavg()[0] < (os.cpu_count() or 1)
@@ -103,7 +103,7 @@ def test_the_first_model_is_activated_automatically(deployment: Deployment, key:
 
 @pytest.mark.parametrize("service", ["app", "archive", pytest.param("trainer", marks=pytest.mark.full)])
 def test_start_training_and_switch_compile_nothing(deployment: Deployment, service: str) -> None:
-    """What a container has used is what the image brought."""
+    """Containers use only compiled code of the image."""
     for container in deployment.containers(service):
         assert deployment.execute(container, "diff", "-rq", "/opt/lisarec/compiled", "/tmp/numba") == ""
 
@@ -141,7 +141,7 @@ def test_scaling_and_restarts_fail_no_request(
 
 
 def test_a_password_change_fails_no_request(deployment: Deployment, shoppers: Shoppers) -> None:
-    """A replica may start at any time of it, and has nothing but the services' file then."""
+    """A replica may start at any time, and then has only the file of the services."""
     redis = deployment.container("redis")
     old = deployment.execute(deployment.container("app"), "cat", "/secrets/redis_password")
     given = deployment.folder / "secrets" / "redis_password"
@@ -226,14 +226,14 @@ def _restarts(deployment: Deployment, container: str) -> int:
 
 
 def _kill(deployment: Deployment, container: str) -> None:
-    """Kill all of the container, as a crash would; what `docker kill` ends stays so."""
+    """Kill all processes of the container, as in a crash; after `docker kill` it would not restart."""
     deployment.engine.run("kill", "-KILL", deployment.state(container, "Pid"))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("service", ["app", "archive", "trainer", "redis", "haproxy"])
 def test_a_stopped_container_exits_gracefully(deployment: Deployment, service: str) -> None:
-    """Its process takes the signal; nothing has to be killed after the grace period (137)."""
+    """Its process handles the signal, and is not killed after the grace period (137)."""
     container = deployment.container(service)
     deployment.engine.docker("stop", container)
     assert deployment.state(container, "ExitCode") in ("0", "143")

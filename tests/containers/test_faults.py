@@ -32,7 +32,7 @@ Machines = dict[str, FaultyMachine]
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
-    """The machines below the services whose clocks are to differ."""
+    """Simulated machines for the services whose clocks differ."""
     folder = tmp_path_factory.mktemp("machines")
     machines = {service: FaultyMachine(folder / service) for service in CLOCKS_S}
     for machine in machines.values():
@@ -49,7 +49,7 @@ def disks(
     machines: Machines,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Disks]:
-    """What the volumes of the running deployment lie on; one replica more is on a machine of its own."""
+    """File systems of the deployment's volumes; one more replica is on a machine of its own."""
     folder: Path = tmp_path_factory.mktemp("disks")
     with ExitStack() as mounted:
         disks = {
@@ -76,12 +76,12 @@ def disks(
 
 
 def is_refused(outcomes: Counter[str]) -> bool:
-    """Return whether events were, for the store's sake."""
+    """Return whether the store refused events."""
     return any(name.startswith("events 503 storage_") for name in list(outcomes))
 
 
 def is_said(deployment: Deployment, service: str, *words: str) -> bool:
-    """Return whether the service's log has some of the words."""
+    """Return whether the service's log contains one of the texts."""
     log = deployment.compose("logs", "--no-color", service)  # also of one that is being started again
     return any(one in log for one in words)
 
@@ -89,7 +89,7 @@ def is_said(deployment: Deployment, service: str, *words: str) -> bool:
 def test_events_are_accepted_again_after_a_full_redis_disk(
     deployment: Deployment, disks: Disks, shoppers: Shoppers, measured: Measured
 ) -> None:
-    """They get 503 and none that was acknowledged is lost; Redis says why, and goes on by itself."""
+    """Events get 503, no acknowledged one is lost, Redis logs the reason and recovers."""
     with shoppers.shop() as outcomes:
         deployment.wait_for(lambda: shoppers.events > 500)
         with disks["redis"].full():
@@ -105,7 +105,7 @@ def test_events_are_accepted_again_after_a_full_redis_disk(
 def test_archive_and_training_continue_after_a_full_disk(
     deployment: Deployment, disks: Disks, key: str, shoppers: Shoppers
 ) -> None:
-    """Nobody who shops notices; the logs say why."""
+    """No request is affected, and logs name the reason."""
     for name, service in (("archive", "archive"), ("models", "trainer")):
         with shoppers.shop() as outcomes:
             with disks[name].full():
@@ -138,7 +138,7 @@ def test_clock_skew_fails_no_request_and_loses_no_event(
 
 
 def archived_events(deployment: Deployment) -> int:
-    """Return how many events the archiver has archived since it started."""
+    """Number of events that the archiver has archived since its start."""
     code = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
     lines = deployment.execute(deployment.container("archive"), "python", "-c", code).splitlines()
     (line,) = (line for line in lines if line.startswith('lisarec_archive_events_total{done="archived"}'))

@@ -26,12 +26,12 @@ COMPILE = f"RUN rm -r {COMPILED} && NUMBA_CACHE_DIR={COMPILED} OMP_NUM_THREADS=1
 
 
 def git(*command: str) -> bytes:
-    """Return what a command of git prints."""
+    """Run a git command; return its output."""
     return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, check=True).stdout
 
 
 def earlier_version() -> str:
-    """Return the first commit with the dependencies and the layouts of this one; others need a backup and a restore."""
+    """The first commit with the same dependencies and layouts; earlier ones need a backup and restore."""
     dependencies = git("log", "-1", "--format=%H", "--", "docker/requirements")
     layouts = git("log", "-1", "--format=%H", "-G", "^(LAYOUT_)?VERSION = ", "--", *LAYOUTS)
     commits = [commit.decode().strip() for commit in (dependencies, layouts)]
@@ -39,7 +39,7 @@ def earlier_version() -> str:
 
 
 def image_of(deployment: Deployment, commit: str, name: str, context: Path) -> int:
-    """Make an image of the code as of the commit, with this one's dependencies; returns how many files differ."""
+    """Build an image of the commit's code with current dependencies; return how many files differ."""
     sources = context / "sources"
     files = git("ls-tree", "-r", "--name-only", commit, "--", *CODE).decode().splitlines()
     (sources / "lisarec").mkdir(parents=True)
@@ -58,7 +58,7 @@ def image_of(deployment: Deployment, commit: str, name: str, context: Path) -> i
 
 
 def check_out(deployment: Deployment, commit: str) -> None:
-    """Give the deployment the compose file of the commit, and what it mounts."""
+    """Copy the compose file of the commit, and the files that it mounts, into the deployment."""
     with tarfile.open(fileobj=BytesIO(git("archive", commit, "docker", COMPOSE_FILE.name))) as files:
         files.extractall(deployment.folder, filter="data")
 

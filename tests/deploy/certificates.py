@@ -1,4 +1,4 @@
-"""Certificates in Secrets of the chart, signed as an issuer of cert-manager does, and what servers show of them."""
+"""Certificates in Secrets of the chart, signed like cert-manager does, and the certificates that servers present."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE_S
 
 
 class Authority:
-    """An authority, whose own certificate and key are in a folder."""
+    """A certificate authority with certificate and key in a folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -23,7 +23,7 @@ class Authority:
         self._sign("authority", self.certificate, folder / "ca.key")
 
     def secret(self, name: str, names: str) -> Manifest:
-        """Sign another certificate for these names, and return its Secret of the type kubernetes.io/tls."""
+        """Sign a new certificate for these names; return its Secret of type kubernetes.io/tls."""
         certificate, key = self._folder / "tls.crt", self._folder / "tls.key"
         by = ["-CA", str(self.certificate), "-CAkey", str(self._folder / "ca.key")]
         self._sign(name, certificate, key, *by, "-addext", f"subjectAltName={names}")
@@ -38,17 +38,17 @@ class Authority:
 
 
 def certificate_of(secret: Manifest) -> bytes:
-    """Return the certificate in a Secret."""
+    """The certificate in a Secret."""
     return ssl.PEM_cert_to_DER_cert(base64.b64decode(secret["data"]["tls.crt"]).decode())
 
 
 def shown_certificate(host: str, port: int) -> bytes:
-    """Return the certificate that a server shows."""
+    """The certificate that a server presents."""
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, port), timeout=PATIENCE_S))
 
 
 def answers_without_tls(host: str, port: int) -> bool:
-    """Return whether Redis understands a command without TLS, even if it refuses it."""
+    """Return whether Redis responds without TLS, even with an error."""
     with socket.create_connection((host, port), PATIENCE_S) as connection:
         connection.sendall(b"PING\r\n")
         with suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""The chart, as Helm renders it: what a cluster would be given."""
+"""The chart as rendered by Helm."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
 
 
 def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    """What Helm says to the arguments, and to the values beside those of the chart."""
+    """Run Helm with arguments and additional values; return its output."""
     program = shutil.which("helm")
     if program is None:
         pytest.skip("Helm is not installed; .ci/install brings it")
@@ -91,7 +91,7 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
 
 
 def render(values: Mapping[str, Any] | None = None, kubernetes: str = "1.37") -> list[Manifest]:
-    """Every object of the release, for a cluster that has the operator of Prometheus."""
+    """All objects of the release, for a cluster with the Prometheus operator."""
     options = ["--namespace", NAMESPACE, "--kube-version", kubernetes]
     rendered = helm("template", RELEASE, str(CHART), *options, values=values)
     assert rendered.returncode == 0, rendered.stderr
@@ -105,14 +105,14 @@ def rendered_variant(name: str) -> list[Manifest]:
 
 
 def named(manifests: list[Manifest], kind: str, component: str) -> Manifest:
-    """The object of that kind of a component."""
+    """The object of a component with this kind."""
     name = f"{RELEASE}-{component}"
     (found,) = (one for one in manifests if one["kind"] == kind and one["metadata"]["name"] == name)
     return found
 
 
 def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """The specification of each component's pods."""
+    """Pod specifications by component."""
     found = {}
     for manifest in manifests:
         spec = manifest.get("spec", {})
@@ -123,18 +123,18 @@ def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 def secret(name: str, files: Mapping[str, bytes]) -> Manifest:
-    """A Secret as the operator makes it."""
+    """A Secret as created by the operator."""
     data = {entry: base64.b64encode(content).decode() for entry, content in files.items()}
     return {"kind": "Secret", "metadata": {"name": name}, "data": data}
 
 
 def environment_of(container: Manifest) -> dict[str, str]:
-    """The variables that a container is given."""
+    """Environment variables of a container."""
     return {variable["name"]: variable["value"] for variable in container["env"]}
 
 
 def peers(rule: Manifest, direction: str) -> set[str]:
-    """The components that a rule lets through; `anybody` where it names nobody."""
+    """Components that a rule admits; `anybody` if it names none."""
     if not rule.get(direction):
         return {"anybody"}
     return {

@@ -1,4 +1,4 @@
-"""The chart's pods on this machine, with what a cluster does for them: names, endpoints, roll-outs and evictions."""
+"""The chart's pods as local processes, with what a cluster provides: names, endpoints, roll-outs and evictions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ClusterNames(NameServer):
 
 
 class Cluster:
-    """A release whose pods are processes; `start` makes its Redis, balancers and replicas."""
+    """A release whose pods are processes; `start` starts Redis, load balancers and replicas."""
 
     def __init__(
         self,
@@ -74,19 +74,19 @@ class Cluster:
         self.hurry("balancer", 0.3)
 
     def hurry(self, component: str, share: float) -> None:
-        """Let new pods be asked whether they are ready after that share of the time."""
+        """Probe the readiness of new pods after this share of the configured time."""
         (container,) = self.specs[component]["containers"]
         probe = container["readinessProbe"]
         container["readinessProbe"] = probe | {"initialDelaySeconds": probe.get("initialDelaySeconds", 0) * share}
 
     def add_key(self) -> str:
-        """Make a key for everything, in the operator's file, and return it."""
+        """Create a key with all scopes in the operator's file; return it."""
         text, key = keys.make("main", keys.SCOPES)
         keys.add(self.keys, key)
         return text
 
     def start(self) -> None:
-        """Start Redis, then two of everything else; returns when all is ready, and each balancer has a replica."""
+        """Start Redis, then two of everything else; wait until all are ready and each load balancer has a replica."""
         self.start_redis()
         self.apps = [self._app() for _ in range(2)]
         self.balancers = [self._balancer() for _ in range(2)]
@@ -97,7 +97,7 @@ class Cluster:
                 wait_until(lambda client=client: client.get("/readyz").is_success)  # type: ignore[misc]
 
     def start_redis(self) -> Pod:
-        """Start Redis on its volume; returns when its probe has found it ready."""
+        """Start Redis on its volume; wait until it is ready."""
         commands = {
             "redis-server": program("redis-server", "valkey-server"),
             "redis-cli": f"redis-cli -p {self._redis_port}",
@@ -128,7 +128,7 @@ class Cluster:
             names.close()
 
     def upgrade(self) -> None:
-        """Roll out a new version of everything that answers requests."""
+        """Roll out a new version of everything that serves requests."""
         of_the_app = threading.Thread(target=self.roll_out_app)
         of_the_app.start()
         self.roll_out_balancers()
@@ -149,7 +149,7 @@ class Cluster:
             thread.join()
 
     def roll_out_balancers(self) -> None:
-        """Replace each balancer in the same way; who sends requests learns late of each that comes and ends."""
+        """Replace each load balancer the same way; clients learn of changes with a delay."""
         for old in list(self.balancers):
             self.balancers.append(new := self._balancer())
             wait_until_ready(new)
@@ -160,7 +160,7 @@ class Cluster:
             old.delete()
 
     def drain_a_node(self) -> None:
-        """Evict all pods of the app, each as soon as the budget allows it, and start others elsewhere."""
+        """Evict all pods of the app as soon as the budget allows, and start others elsewhere."""
         budget = named(self.manifests, "PodDisruptionBudget", "app")["spec"]["maxUnavailable"]
         wanted, there = len(self.apps), list(self.apps)
         ending = []
@@ -175,14 +175,14 @@ class Cluster:
         wait_until_ready(*self.apps)
 
     def kill_an_app(self) -> None:
-        """Kill a container; returns when the node has started it again and it is ready."""
+        """Kill a container; wait until the node has restarted it and it is ready."""
         pod = self.apps[0]
         pod.kill()
         wait_until(lambda: pod.restarts)
         wait_until_ready(pod)
 
     def client(self, url: str | None = None, key: str | None = None) -> httpx.Client:
-        """A client of the address, or else of a balancer, with a key for everything."""
+        """A client of this URL or of a load balancer, with a key for all scopes."""
         headers = {"authorization": f"Bearer {key}"} if key else self.headers
         return httpx.Client(base_url=url or min(self.endpoints), headers=headers, timeout=PATIENCE_S)
 
@@ -235,12 +235,12 @@ class Cluster:
 
 
 def url_of(pod: Pod) -> str:
-    """Where the pod answers requests."""
+    """URL of the pod."""
     return f"{scheme_of(pod.container['readinessProbe'])}://{pod.place.address}:{pod.place.ports['http']}"
 
 
 def later(after_s: float, action: Callable[..., object], *arguments: object) -> None:
-    """Call the action when so much time has passed."""
+    """Call the action after this delay."""
     timer = threading.Timer(after_s, action, arguments)
     timer.daemon = True
     timer.start()

@@ -11,7 +11,7 @@ COMPOSE = compose_document()["services"]
 
 
 def filled_in(value: Any) -> Any:
-    """The compose file's value where no variable is set."""
+    """The value of the compose file with defaults for all variables."""
     if isinstance(value, str):
         text = re.sub(r"\$\{\w+:\+[^}]*\}\}?", "", value)
         return DEFAULT_OF_VARIABLE.sub(r"\1", text).replace("$$", "$")

@@ -1,4 +1,4 @@
-"""What the tests of the chart share with those of the service itself."""
+"""Fixtures of the app that the tests of the chart use."""
 
 from tests.app.conftest import model_dir
 

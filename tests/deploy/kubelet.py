@@ -1,4 +1,4 @@
-"""Runs pods of the chart as processes of this machine, as a node of a cluster does.
+"""Runs pods of the chart as local processes, like the kubelet of a node.
 
 Command, variables, files, probes, sleeps before the signal and times of grace are those of the rendered chart. In the
 place of a container's root stands a folder, in the place of a pod's address one of loopback, and in the place of its
@@ -42,7 +42,7 @@ DEFAULTS = {
 
 
 def write_atomically(folder: Path, files: Mapping[str, bytes], mode: int) -> None:
-    """Write the files of a Secret or ConfigMap as a node does: readers see the old ones or the new ones."""
+    """Write the files of a Secret or ConfigMap like a node does: readers see old or new ones."""
     folder.mkdir(parents=True, exist_ok=True)
     version = folder / f"..{time.time_ns()}"
     version.mkdir()
@@ -58,7 +58,7 @@ def write_atomically(folder: Path, files: Mapping[str, bytes], mode: int) -> Non
 
 @dataclass(frozen=True)
 class Place:
-    """Where a pod runs: its folder and address, what has another name or port there, and the objects of the cluster."""
+    """Where a pod runs: its folder and address, translated names and ports, and the objects of the cluster."""
 
     root: Path
     address: str
@@ -71,7 +71,7 @@ class Place:
 
 
 class Pod:
-    """A pod with one container, from the specification in the chart."""
+    """A pod with one container, from its specification in the chart."""
 
     def __init__(self, spec: Manifest, place: Place) -> None:
         self.spec = spec
@@ -92,17 +92,17 @@ class Pod:
             thread.start()
 
     def update_secret(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Bring a Secret's files up to date, as a node does within a minute."""
+        """Update the files of a Secret, as a node does within a minute."""
         (volume,) = (one for one in self.spec["volumes"] if one.get("secret", {}).get("secretName") == name)
         (mount,) = (one for one in self.container["volumeMounts"] if one["name"] == volume["name"])
         write_atomically(self.place.root / mount["mountPath"].lstrip("/"), files, volume["secret"]["defaultMode"])
 
     def log(self) -> str:
-        """What it has written to its standard streams."""
+        """Output of the container."""
         return (self.place.root / "log").read_text(errors="replace")
 
     def execute(self, *command: str) -> str:
-        """What the command writes in the container; it has to succeed."""
+        """Run a command in the container, which must succeed; return its output."""
         done = subprocess.run(
             [self._translated(word) for word in command],
             env=self._environment(self.container),
@@ -114,7 +114,7 @@ class Pod:
         return done.stdout
 
     def kill(self) -> None:
-        """End the container as the kernel does where memory is short; the node starts it again, at the same address."""
+        """Kill the container like an out-of-memory kill; the node restarts it at the same address."""
         self.process.kill()
 
     def delete(self, on_endpoints: Callable[[], None] = lambda: None) -> None:
@@ -136,7 +136,7 @@ class Pod:
         self.vanish()
 
     def vanish(self) -> None:
-        """Be gone, as with the machine it ran on."""
+        """End at once, like the machine of the pod."""
         self.terminating = True
         self._ended.set()
         with suppress(ProcessLookupError):
@@ -174,11 +174,11 @@ class Pod:
         return found
 
     def _translated(self, text: str) -> str:
-        """Put places of this machine where those of the container stand."""
+        """Replace paths and ports of the container by those of this machine."""
         return replaced(text, {**self._places(), **self.place.replacements})
 
     def _places(self) -> dict[str, str]:
-        """The place on this machine of each that the container has mounted."""
+        """Local path of each mount of the container."""
         mounts = self.container["volumeMounts"]
         return {mount["mountPath"]: f"{self.place.root}{mount['mountPath']}" for mount in mounts}
 
@@ -204,7 +204,7 @@ class Pod:
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True)
 
     def _watch(self) -> None:
-        """Start a container again that has ended, until the pod has."""
+        """Restart an ended container until the pod ends."""
         while not self._ended.wait(POLL_EVERY_S):
             if self.process.poll() is not None and not self.terminating:
                 if self.spec.get("restartPolicy") == "Never":
@@ -214,7 +214,7 @@ class Pod:
                     self._restart()
 
     def _probe(self, name: str) -> None:
-        """Ask a probe when it is time, and do what a node does with the answers, until the pod has ended."""
+        """Run a probe on schedule and act on its results, until the pod ends."""
         probe = DEFAULTS | self.container.get(name, {})
         failures, due_s = 0, time.monotonic()
         while not self._ended.wait(POLL_EVERY_S):
@@ -261,19 +261,19 @@ class Pod:
 
 
 def scheme_of(probe: Manifest) -> str:
-    """Whether a probe asks by TLS: `https` or `http`."""
+    """Scheme of a probe: `https` or `http`."""
     return str(probe["httpGet"].get("scheme", "HTTP")).lower()
 
 
 def replaced(text: str, replacements: Mapping[str, str]) -> str:
-    """The text with each of the words replaced where it is not part of another one."""
+    """Replace each of the words where it is not part of another one."""
     longest_first = sorted(replacements, key=len, reverse=True)
     found = re.compile("|".join(rf"(?<![\w/.-]){re.escape(word)}(?![\w-])" for word in longest_first))
     return found.sub(lambda word: replacements[word[0]], text)
 
 
 def program_of(name: str, path: str) -> str:
-    """The program of a pod's own files, else that of this machine."""
+    """The program in the pod's own files, or else of this machine."""
     for folder in path.split(os.pathsep)[: len(OWN_FOLDERS)]:
         if (own := Path(folder) / name).exists():
             return str(own)
@@ -281,6 +281,6 @@ def program_of(name: str, path: str) -> str:
 
 
 def wait_until_ready(*pods: Pod) -> None:
-    """Wait until the probes have found all of them ready."""
+    """Wait until all of the pods are ready."""
     for pod in pods:
         wait_until(lambda pod=pod: pod.ready, pod.log)  # type: ignore[misc]

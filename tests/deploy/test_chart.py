@@ -36,7 +36,7 @@ OF_THE_OPERATOR = "monitoring.coreos.com/v1"  # whose schemas are not Kubernetes
 
 @pytest.fixture(scope="module")
 def kubernetes() -> Any:
-    """The package kubernetes_validate, whose import compiles grammars for seconds of every process of the suite."""
+    """The package kubernetes_validate, imported here because its import takes seconds."""
     return importlib.import_module("kubernetes_validate")
 
 
@@ -102,7 +102,7 @@ def test_invalid_values_are_refused_and_named(values: dict[str, Any], reason: st
 
 
 def test_the_chart_ships_the_files_of_docker() -> None:
-    """A link, which Helm follows: copies would differ one day."""
+    """Links, which Helm follows; copies would diverge."""
     for file in (CHART / "files").iterdir():
         assert file.is_symlink()
         assert file.resolve().is_relative_to(DOCKER)
@@ -366,7 +366,7 @@ def bytes_of(text: str) -> float:
 
 
 def table(text: str, first: str) -> list[list[str]]:
-    """The rows of the table whose head begins so."""
+    """The rows of the table with this header."""
     lines = text.splitlines()
     begin = next(n for n, line in enumerate(lines) if line.lstrip("# ").startswith(f"| {first}"))
     rows = []
@@ -378,7 +378,7 @@ def table(text: str, first: str) -> list[list[str]]:
 
 
 def test_sizes_equal_the_sizing_table() -> None:
-    """Redis's memory in the table is twice what it holds; its disk has a log and the one that takes its place."""
+    """Redis's memory in the table is twice its data; its disk holds a log and its replacement."""
     page = (ROOT / "docs" / "how-to" / "deploy" / "capacity-planning.md").read_text()
     begin = page.index("## What a shop needs")
     needed = {row[0]: row for row in table(page[begin:], "users")}

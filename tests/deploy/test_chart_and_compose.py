@@ -65,7 +65,7 @@ DIFFERENT_SETTINGS: dict[str, dict[str, tuple[str | None, str | None]]] = {
 
 
 def service(component: str) -> Manifest:
-    """The service of the compose file, with its defaults filled in."""
+    """The service of the compose file with default values."""
     found: Manifest = filled_in(COMPOSE[SERVICE_OF[component]])
     return found
 
@@ -82,7 +82,7 @@ def container(component: str) -> Manifest:
 
 
 def bytes_of(size: str) -> int:
-    """Kubernetes's Mi and Gi, and Docker's m and g, which are the same."""
+    """Bytes of Kubernetes's Mi and Gi, or of Docker's m and g, which are equal."""
     number, unit = re.fullmatch(r"(\d+)([a-zA-Z]+)", size).groups()  # type: ignore[union-attr]
     return int(number) * {"Mi": 2**20, "Gi": 2**30, "m": 2**20, "g": 2**30}[unit]
 
@@ -102,7 +102,7 @@ def test_settings_are_the_same(component: str) -> None:
 
 @pytest.mark.parametrize("component", OF_THE_IMAGE)
 def test_commands_of_the_service_are_the_same(component: str) -> None:
-    """The trainer of the compose file goes on for ever; here it is started for each round."""
+    """The trainer of the compose file loops; in the chart it starts once per round."""
     command = service(component)["command"]
     if component == "trainer":
         assert command[:3] == ["retrain", "--every", "24h"]
@@ -135,7 +135,7 @@ def test_redis_has_the_same_command_and_files(component: str) -> None:
 
 
 def test_a_cluster_has_the_same_command_and_settings() -> None:
-    """The password of `admin` comes from the Secret, since each node has a folder /acl of its own."""
+    """The password of `admin` comes from the Secret, because each node has its own /acl."""
     keeper, composed = container("redis-cluster"), service("redis-cluster")
     assert keeper["image"] == composed["image"]
     assert [word.replace("/given/", "/acl/") for word in keeper["command"]] == composed["entrypoint"]
@@ -200,7 +200,7 @@ def test_users_equal_those_of_the_image(component: str) -> None:
 
 @pytest.mark.parametrize("component", SERVICE_OF)
 def test_termination_grace_periods_are_the_same(component: str) -> None:
-    """Beside what the chart lets pass before: the sleep, and a time of draining that is longer than Docker's second."""
+    """Plus the pre-stop sleep and a longer drain than Docker's second."""
     grace_s = pod(component)["terminationGracePeriodSeconds"]
     waiting_s = container(component).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     draining_s = int(environment_of(container("app"))["LISAREC_DRAIN_S"]) if component == "app" else 0
@@ -225,7 +225,7 @@ def test_readiness_probes_equal_the_healthcheck_of_the_image(component: str) -> 
 
 @pytest.mark.parametrize("component", ["redis", "redis-node"])
 def test_redis_probes_equal_its_healthcheck(component: str) -> None:
-    """A node of a cluster is asked for its place in it, too: roll-outs and evictions wait for its readiness."""
+    """A cluster node also checks its role, because roll-outs and evictions wait for readiness."""
     check, probe = service(component)["healthcheck"], container(component)["readinessProbe"]
     ping = check["test"][1]
     questions = ("role | grep -Eqx 'master|connected'", "cluster info | grep -q cluster_state:ok")

@@ -105,7 +105,7 @@ LISTEN = ["--bind", "127.0.0.1", "--port", "7000"]
 
 
 def in_container(words: list[str]) -> list[str]:
-    """The words of a command, with the paths that they have in the container."""
+    """The words of a command with the paths of the container."""
     for local, there in PLACES.items():
         words = [word.replace(local, there) for word in words]
     return words

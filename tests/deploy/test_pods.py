@@ -34,7 +34,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _little_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of requests in each second of a phase show as much, and leave the processor to other tests."""
+    """Hundreds of requests a second suffice, and leave CPU time to other tests."""
     monkeypatch.setattr(scaling, "PAUSE_S", 0.01)
 
 
@@ -53,7 +53,7 @@ def cluster(tmp_path: Path, model_dir: Path) -> Iterator[Cluster]:
 
 
 class KubeProxy(httpx.AsyncBaseTransport):
-    """Sends each request to one of the endpoints that are known at the moment."""
+    """Sends each request to one of the currently known endpoints."""
 
     def __init__(self, endpoints: set[str]) -> None:
         self._endpoints = endpoints
@@ -69,7 +69,7 @@ class KubeProxy(httpx.AsyncBaseTransport):
 
 
 async def under_load(cluster: Cluster, model_dir: Path, **phases: Callable[[], None]) -> ScalingTally:
-    """Post events and ask for recommendations all the time while the phases pass; adds who was counted wrongly."""
+    """Post events and request lists during the phases; collects users with wrong counts."""
     tally, done = ScalingTally(), asyncio.Event()
     items = load(model_dir).items.ids
     headers = cluster.headers
@@ -114,7 +114,7 @@ def test_no_request_fails_while_pods_are_replaced_evicted_and_killed(cluster: Cl
 
 
 def test_no_request_fails_with_late_dns_updates(cluster: Cluster, model_dir: Path) -> None:
-    """Later than a pod starts and another one ends."""
+    """Updates take longer than a pod's start and another one's end."""
     cluster.start()
     cluster.names_late_s *= 8
     cluster.hurry("app", 8)
@@ -124,7 +124,7 @@ def test_no_request_fails_with_late_dns_updates(cluster: Cluster, model_dir: Pat
 
 
 def test_without_the_pre_stop_sleep_a_load_balancer_refuses_requests(cluster: Cluster, model_dir: Path) -> None:
-    """What the test above can see: HAProxy closes its door with the signal, while others still send requests there."""
+    """Shows that the test above can fail: HAProxy stops accepting at the signal, while clients still connect."""
     for container in cluster.specs["balancer"]["containers"]:
         del container["lifecycle"]
     cluster.start()
@@ -176,7 +176,7 @@ def test_only_a_data_loss_of_redis_ends_readiness(cluster: Cluster, tmp_path: Pa
 
 
 def test_archiver_and_trainer_run(cluster: Cluster, tmp_path: Path) -> None:
-    """Each in the folders that it may write, and with nobody's keys."""
+    """In their writable folders, and without keys of others."""
     cluster.start()
     with cluster.client() as client:
         events = [{"event_id": f"e-{n}", "user_id": "ada", "item_id": f"item-{n}"} for n in range(10)]
@@ -193,7 +193,7 @@ def test_archiver_and_trainer_run(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_hung_process_is_restarted(cluster: Cluster) -> None:
-    """With the probe of the chart, asked more often."""
+    """With the probe of the chart at a shorter interval."""
     (container,) = cluster.specs["app"]["containers"]
     container["livenessProbe"] |= {"periodSeconds": 1, "timeoutSeconds": 1}
     cluster.start()
@@ -205,7 +205,7 @@ def test_a_hung_process_is_restarted(cluster: Cluster) -> None:
 
 
 def test_keys_and_the_password_of_redis_are_changed_without_a_restart(cluster: Cluster) -> None:
-    """As docs/how-to/deploy/kubernetes.md says; the node brings the files of both Secrets up to date."""
+    """As in docs/how-to/deploy/kubernetes.md; the node updates the files of both Secrets."""
     cluster.start()
     (app, *_) = cluster.apps
     later = cluster.add_key()

@@ -46,7 +46,7 @@ def test_each_primary_has_the_configured_number_of_replicas() -> None:
 
 
 def test_nodes_start_in_parallel_and_stop_one_by_one() -> None:
-    """A replica that waited for its primary, which waits for the replica, would be the end of both."""
+    """Otherwise a replica and its primary could wait for each other."""
     manifests = rendered_variant("a cluster")
     assert named(manifests, "StatefulSet", "redis-node")["spec"]["podManagementPolicy"] == "Parallel"
     assert named(manifests, "Service", "redis-node")["spec"]["publishNotReadyAddresses"] is True
@@ -93,7 +93,7 @@ def test_only_redis_and_its_keeper_get_the_admin_password() -> None:
 
 
 class Nodes:
-    """The six nodes and what creates their cluster, each node at an address of loopback."""
+    """Six nodes at loopback addresses, and the keeper that creates their cluster."""
 
     def __init__(self, root: Path, authority: Authority | None = None) -> None:
         self.manifests = render(CLUSTER if authority is None else TLS_CLUSTER)
@@ -117,7 +117,7 @@ class Nodes:
         self.keeper = self._pod("redis-cluster", "127.0.0.1", addresses, root)
 
     def start(self, number: int, address: str) -> None:
-        """Start a node on its volume, at this address."""
+        """Start a node on its volume at this address."""
         port = f"--tls-port {self.port}" if self._tls else f"--port {self.port}"
         replacements = {
             "redis-server": program("redis-server"),
@@ -127,30 +127,30 @@ class Nodes:
         self.running[number] = self._pod("redis-node", address, replacements, self._root / str(number))
 
     def lose(self, number: int) -> None:
-        """End a node at once, and with it its volume."""
+        """Kill a node and delete its volume."""
         self.running[number].vanish()
         volume = self._root / str(number)
         shutil.rmtree(volume)
         volume.mkdir()
 
     def client(self, number: int) -> redis.Redis:
-        """The node's client for the operator; it is closed with the nodes."""
+        """An operator client of the node, closed with the nodes."""
         client = redis.Redis(**self._login(number, "admin", "admin_password"))
         self._clients.append(client)
         return client
 
     def cluster_client(self, number: int) -> redis.RedisCluster:
-        """A client of the cluster for services, which knows this node."""
+        """A service client of the cluster that knows this node."""
         return redis.RedisCluster(**self._login(number, "lisarec", "redis_password"))
 
     def wait_until_whole(self) -> None:
-        """Return when all nodes are in one cluster, and ready."""
+        """Wait until all nodes are in one cluster and ready."""
         clients = [self.client(number) for number in self.running]
         wait_until(lambda: all(is_whole(client) for client in clients), self.log)
         wait_until_ready(*self.running.values(), self.keeper)
 
     def log(self) -> str:
-        """What all nodes and their keeper have written."""
+        """Logs of all nodes and their keeper."""
         return "\n\n".join(pod.log() for pod in (*self.running.values(), self.keeper))
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ def test_nodes_with_a_certificate_use_only_tls_and_announce_its_names(nodes: Nod
 
 
 def meets(node: Any) -> bool:
-    """Whether the node is just being introduced to another one, which it tries for some seconds."""
+    """Whether the node is in a handshake with another one."""
     return b"handshake" in node.execute_command("CLUSTER", "NODES")
 
 

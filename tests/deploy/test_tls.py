@@ -48,7 +48,7 @@ def container(manifests: list[Manifest], component: str) -> Manifest:
 
 
 def readable(manifests: list[Manifest], secret: str) -> dict[str, dict[str, str]]:
-    """Where the pods of each component find which entries of a Secret."""
+    """Paths of Secret entries in the pods of each component."""
     found: dict[str, dict[str, str]] = {}
     for component, pod in pods(manifests).items():
         volumes = [one for one in pod["volumes"] if one.get("secret", {}).get("secretName") == secret]

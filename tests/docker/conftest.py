@@ -1,4 +1,4 @@
-"""What the tests of the composed service share with those of the service itself."""
+"""Fixtures of the app that the tests of the composed service use."""
 
 from tests.app.conftest import model_dir, start
 from tests.docker.shells import alpine_shell

@@ -1,4 +1,4 @@
-"""The shell of the containers that run scripts of docker/redis: BusyBox, since the image of Redis is Alpine's."""
+"""BusyBox, the shell of the Redis image (Alpine), for scripts of docker/redis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.harness.topology import program
 
 @pytest.fixture
 def alpine_shell(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let BusyBox be `sh`, the shell of redis-start, and every tool that it has."""
+    """Use BusyBox as `sh`, the shell of redis-start, and for all its tools."""
     try:
         busybox = program("busybox")
     except FileNotFoundError as exc:  # CI turns this into a failure

@@ -49,7 +49,7 @@ def connect(running: Topology, source: str = "127.0.0.1") -> socket.socket:
 
 
 def status(connection: socket.socket) -> int:
-    """The status of the answer; 0 where the connection ends without one."""
+    """Status of the response; 0 if the connection ends without one."""
     try:
         head = connection.recv(65_536)
     except ConnectionError:

@@ -31,7 +31,7 @@ PROFILES = sorted({profile for service in COMPOSE["services"].values() for profi
 
 
 def run(*command: str) -> str:
-    """What the command says; it has to succeed."""
+    """Run a command, which must succeed; return its output."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -61,14 +61,14 @@ def test_haproxy_accepts_its_configuration() -> None:
 
 
 def test_load_balancer_defaults_equal_those_of_compose() -> None:
-    """So that tests, which start it without, test what is shipped."""
+    """So that tests without Compose use the shipped configuration."""
     environment = COMPOSE["services"]["haproxy"]["environment"]
     of_compose = dict(re.findall(r"\$\{(LISAREC_MAX_\w+):-(\w+)\}", " ".join(environment.values())))
     assert of_compose == dict(re.findall(r"\$\{(LISAREC_MAX_\w+)-(\w+)\}", HAPROXY_CONFIG.read_text()))
 
 
 def test_haproxy_stays_within_the_open_file_limit_of_engines(tmp_path: Path) -> None:
-    """It asks the kernel for what its connections take, so an engine that may not raise the limit starts it, too."""
+    """It raises its own limit for its connections, which an engine may forbid."""
     assert "ulimits" not in COMPOSE["services"]["haproxy"]
     try:
         haproxy = program("haproxy")
@@ -94,7 +94,7 @@ def test_haproxy_stays_within_the_open_file_limit_of_engines(tmp_path: Path) -> 
 
 
 def answers(address: str) -> bool:
-    """Say whether something listens there."""
+    """Return whether a server listens there."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=1):
@@ -170,7 +170,7 @@ def test_the_healthcheck_equals_readiness(status: int | None, is_healthy: bool) 
 
 
 def test_each_image_is_built_by_one_service() -> None:
-    """Engines that build several services of one tag at the same time fail to name the second."""
+    """Concurrent builds of one tag fail."""
     built = [service["image"] for service in COMPOSE["services"].values() if "build" in service]
     assert len(built) == len(set(built))
     assert set(built) == {
@@ -181,12 +181,12 @@ def test_each_image_is_built_by_one_service() -> None:
 
 
 def test_the_number_of_replicas_comes_from_the_environment() -> None:
-    """Else every `up` without `--scale` goes back to one."""
+    """Otherwise `up` without `--scale` would reset it to one."""
     assert COMPOSE["services"]["app"]["scale"] == "${LISAREC_REPLICAS:-1}"
 
 
 def test_every_long_running_service_has_a_healthcheck() -> None:
-    """A service whose healthcheck is disabled is one that `up --wait` takes for broken, unless it ends."""
+    """`up --wait` fails for a running service whose healthcheck is disabled."""
     silent = {
         name for name, service in COMPOSE["services"].items() if (service.get("healthcheck") or {}).get("disable")
     }
@@ -287,7 +287,7 @@ def test_redis_syncs_acknowledged_writes() -> None:
 
 
 def test_dockerignore_keeps_every_copied_file() -> None:
-    """What .dockerignore holds back cannot be copied."""
+    """Files that .dockerignore excludes cannot be copied."""
     let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copies = [line.split()[1:-1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("COPY ")]
     copied = {file for files in copies for file in files if not files[0].startswith("--from")}

@@ -27,7 +27,7 @@ KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The page's blocks of code in this language, without their indentation."""
+    """Code blocks of the page in this language, without indentation."""
     return [
         re.sub(rf"^{indentation}", "", text, flags=re.MULTILINE)
         for indentation, found, text in FENCE.findall(page.read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ def test_no_systemd_unit_writes_code_that_another_runs() -> None:
 
 
 def test_each_command_cache_is_created_before_use_and_not_shared() -> None:
-    """Systemd makes those of units only when they start; until then, an upgrade from one shared cache has none."""
+    """Systemd creates those of units at their start, so an upgrade from a shared cache lacks them."""
     page = (FOLDER / "systemd.md").read_text(encoding="utf-8")
     used = re.findall(r"^(.*?)NUMBA_CACHE_DIR=(/var/cache/[\w-]+)/numba", page, re.MULTILINE | re.DOTALL)
     before = ""
@@ -142,7 +142,7 @@ def test_haproxy_accepts_the_documented_tls_listener(tmp_path: Path) -> None:
 
 
 def test_proxies_close_idle_connections_before_their_upstreams() -> None:
-    """Or a request meets a connection that is being closed, and few proxies send a POST again."""
+    """Otherwise a request may use a connection that is closing, and few proxies retry a POST."""
     text = (FOLDER / "tls.md").read_text(encoding="utf-8")
     pools = [int(seconds) for seconds in re.findall(r"\bkeepalive(?:_timeout)? (\d+)s\b", text)]
     assert len(pools) >= 4
@@ -154,7 +154,7 @@ def test_proxies_close_idle_connections_before_their_upstreams() -> None:
 
 
 def test_passwords_of_an_own_cluster_are_not_readable_by_others(tmp_path: Path) -> None:
-    """Containers run as different users, so everybody can read the files: only the folders keep others out."""
+    """Containers run as different users, so files are world-readable and only the folders protect them."""
     (script,) = (block for block in blocks(FOLDER / "redis-cluster.md", "sh") if "make-secrets" in block)
     run("sh", "-euc", f"umask 022\n{script.replace(' /', f' {tmp_path}/')}")
     for folder, name in (("secrets", "redis_password"), ("acl", "admin_password")):

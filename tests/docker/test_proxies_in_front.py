@@ -55,7 +55,7 @@ def running(model_dir: Path) -> Iterator[Topology]:
 
 @pytest.fixture(scope="module")
 def ports(running: Topology, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
-    """Ports of the balancer and of the proxies in front of it: one passes connections on, the other one requests."""
+    """Ports of the load balancer and of proxies in front of it: a TCP one and an HTTP one."""
     ports = {"connections": free_port(), "requests": free_port(), "balancer": int(running.url.rpartition(":")[2])}
     config = tmp_path_factory.mktemp("proxies") / "haproxy.cfg"
     config.write_text(
@@ -83,7 +83,7 @@ def send(port: int, source: str, text: str) -> socket.socket:
 
 
 def answer(port: int, source: str, text: str = REQUEST, headers: str = "") -> int:
-    """The status of the answer to a request; 0 where the connection ends without one."""
+    """Status of the response; 0 if the connection ends without one."""
     try:
         with send(port, source, text.format(headers=headers)) as connection:
             head = connection.recv(65_536)

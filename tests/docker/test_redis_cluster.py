@@ -23,7 +23,7 @@ FIRST, SECOND = "127.0.1", "127.0.2"  # networks, in which the nodes have the ad
 
 
 class Site:
-    """Nodes of docker-compose.yml on their data, in one network or another, and what keeps them together."""
+    """Nodes of docker-compose.yml with their data, in one of two networks, and their keeper."""
 
     def __init__(self, directory: Path) -> None:
         self.log = directory / "log"
@@ -34,13 +34,13 @@ class Site:
 
     @contextmanager
     def nodes(self, network: str, count: int = 6) -> Iterator[list[redis.Redis]]:
-        """So many nodes, running; clients of each."""
+        """Run this many nodes; yields their clients."""
         with ExitStack() as stack:
             yield [stack.enter_context(self.node(network, number)) for number in range(1, count + 1)]
 
     @contextmanager
     def node(self, network: str, number: int, *options: str) -> Iterator[redis.Redis]:
-        """One of the nodes, running; its client."""
+        """Run one of the nodes; yields its client."""
         port, host = self.ports[number - 1], f"{network}.{number}"
         (data := self._directory / str(port)).mkdir(exist_ok=True)
         where = ("--bind", host, "--bind-source-addr", host)
@@ -50,13 +50,13 @@ class Site:
 
     @contextmanager
     def keeper(self, network: str, count: int = 6, *, moved: Collection[int] = ()) -> Iterator[None]:
-        """What creates the cluster of so many nodes, running; those that have moved are in the second network."""
+        """Run the keeper of this many nodes; moved ones are in the second network."""
         keep = ("sh", str(KEEP_CLUSTER), str(self.acl / "admin_password"))
         with self._running(*keep, *self._addresses(network, count, moved), LISAREC_KEEP_EVERY_S="1"):
             yield
 
     def create_primaries(self, network: str) -> None:
-        """Create the cluster of the first three nodes only, as if the creation ended there."""
+        """Create a cluster of the first three nodes only, like an interrupted creation."""
         create = ["redis-cli", "--user", "admin", "--cluster", "create", *self._addresses(network, 3), "--cluster-yes"]
         environment = {**os.environ, "REDISCLI_AUTH": self.users.admin_password}
         with self.log.open("ab") as log:
@@ -88,13 +88,13 @@ def site(tmp_path: Path, alpine_shell: None) -> Site:
 
 
 def layout(node: Any) -> dict[str, tuple[str, list[str]]]:
-    """Each node's primary and slots, by its id; not whom the node is just being introduced to."""
+    """Primary and slots of each node by id, without nodes in handshake."""
     known = map(str.split, command(node, "CLUSTER", "NODES").decode().splitlines())
     return {name: (primary, rest[4:]) for name, _, flags, primary, *rest in known if "handshake" not in flags}
 
 
 def answers(node: Any) -> bool:
-    """Whether the node runs."""
+    """Return whether the node responds."""
     try:
         return bool(node.ping())
     except redis.RedisError:
@@ -102,22 +102,22 @@ def answers(node: Any) -> bool:
 
 
 def name_of(node: Any) -> str:
-    """The node's id."""
+    """Id of the node."""
     return str(command(node, "CLUSTER", "MYID").decode())
 
 
 def primary_of(node: Any) -> str:
-    """The node's primary as it knows it; `-` for a primary."""
+    """Id of the node's primary as it knows it; `-` for a primary."""
     return layout(node)[name_of(node)][0]
 
 
 def address_of(node: Any, name: str) -> str:
-    """The address of another node as this one knows it."""
+    """Address of another node as known by this one."""
     return _line_of(node, name)[1]
 
 
 def flags_of(node: Any, name: str) -> list[str]:
-    """The flags of another node as this one knows it."""
+    """Flags of another node as known by this one."""
     return _line_of(node, name)[2].split(",")
 
 
@@ -127,7 +127,7 @@ def _line_of(node: Any, name: str) -> list[str]:
 
 
 def introductions(node: Any) -> int:
-    """How often the node was introduced to another one."""
+    """Number of CLUSTER MEET calls on the node."""
     return int(node.info("commandstats").get("cmdstat_cluster|meet", {"calls": 0})["calls"])
 
 
@@ -155,7 +155,7 @@ def test_a_cluster_is_created_once_and_found_at_new_addresses(site: Site) -> Non
 
 
 def arguments_of_processes() -> str:
-    """What `ps` shows to every user of the machine."""
+    """Output of `ps` for any user of the machine."""
     shown = b""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
@@ -164,7 +164,7 @@ def arguments_of_processes() -> str:
 
 
 def test_no_password_is_in_the_arguments_of_a_node(site: Site, tmp_path: Path) -> None:
-    """Redis hides its own; those of the script that started it stay."""
+    """Redis hides its own arguments, but not those of the start script."""
     (given := tmp_path / "given").mkdir()
     password = r"""a "quoted" back\slash, a 'tick', a $HOME and a #"""
     (given / "replica_password").write_text(password)

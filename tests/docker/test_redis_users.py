@@ -41,7 +41,7 @@ MANAGED_REDIS = ROOT / "docs" / "how-to" / "deploy" / "managed-redis.md"
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """For the services' secrets, for those of Redis, and for what an operator gives."""
+    """Folders for secrets of services, secrets of Redis, and given passwords."""
     made = tmp_path / "app", tmp_path / "redis", tmp_path / "given"
     for folder in made:
         folder.mkdir()
@@ -72,7 +72,7 @@ def test_passwords_are_generated_once_or_given(folders: tuple[Path, Path, Path],
 def test_a_power_cut_leaves_no_empty_file(
     folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an empty file of users, Redis lets everybody in."""
+    """With an empty ACL file, Redis requires no password."""
     log = tmp_path / "calls"
     for name in ("sync", "mv"):
         tool = tmp_path / name
@@ -186,7 +186,7 @@ def test_admin_and_replica_passwords_change_while_a_replica_follows(tmp_path: Pa
 
 
 def allowed_by_user(admin: redis.Redis) -> dict[str, dict[str, Any]]:
-    """What each user may do; a user whom a file made lacks a flag that concerns RESTORE alone."""
+    """Permissions of each user, without a flag for RESTORE that differs for users from a file."""
     users: dict[str, dict[str, Any]] = {}
     for name in admin.acl_users():
         user: Any = admin.acl_getuser(str(name))
@@ -196,7 +196,7 @@ def allowed_by_user(admin: redis.Redis) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.usefixtures("alpine_shell")
 def test_users_have_only_the_permissions_of_the_file(tmp_path: Path) -> None:
-    """Rules that were added by hand, or stood in an earlier file, do not stay."""
+    """Permissions added manually or by an earlier file are removed."""
     with redis_server(tmp_path) as url:
         users, port = make_users(tmp_path), int(url.rpartition(":")[2].partition("/")[0])
         with redis.Redis.from_url(users.admin_url(port), decode_responses=True) as admin:
@@ -372,7 +372,7 @@ def test_a_replica_keeps_the_snapshot_until_it_has_an_append_only_file(tmp_path:
 
 
 def is_healthy(users: RedisUsers, port: int) -> bool:
-    """Say what the health check of docker-compose.yml says."""
+    """Result of the health check of docker-compose.yml."""
     _, check = compose_document()["services"]["redis"]["healthcheck"]["test"]
     check = check.replace("$$", "$").replace("/acl/", f"{users.acl_file.parent}/")
     check = check.replace("redis-cli ", f"redis-cli -p {port} ")

@@ -42,7 +42,7 @@ BEGINNINGS += ["%0a", "/%0d", "/%00", "*"]
 
 
 def spellings(path: str) -> list[str]:
-    """The path with other beginnings and endings, and with each of its characters encoded or in the other case."""
+    """Variants of the path: prefixes, suffixes, and each character encoded or in the other case."""
     inner = [f"{path[:n]}{control}{path[n:]}" for n in (1, 4) for control in CONTROLS]
     encoded = [f"{path[:n]}%{ord(path[n]):02x}{path[n + 1 :]}" for n in range(len(path))]
     return [
@@ -71,7 +71,7 @@ def address(url: str) -> tuple[str, int]:
 
 
 def ask(where: tuple[str, int], target: str, version: str = "1.1") -> tuple[int, bytes]:
-    """The status and the body of the answer."""
+    """Status and body of the response."""
     request = f"GET {target} HTTP/{version}\r\nHost: service\r\nConnection: close\r\n\r\n".encode("latin-1")
     with socket.create_connection(where, timeout=PATIENCE_S) as connection:
         connection.sendall(request)

@@ -23,7 +23,7 @@ PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().
 
 
 def locked(name: str) -> dict[str, tuple[str, list[str]]]:
-    """Version and hashes of each package in a lock; a line that is anything else fails."""
+    """Version and hashes of each package in a lock file; any other line fails."""
     entries = LOCKS[name].read_text().replace("\\\n", " ").splitlines()
     found = {}
     for entry in entries:
@@ -34,7 +34,7 @@ def locked(name: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def needed(names: list[str]) -> set[str]:
-    """The packages, and what they need in the image, by their versions that are installed here."""
+    """The packages and their dependencies in the image, by the versions installed here."""
     found: set[str] = set()
     waiting = [Requirement(name) for name in names]
     while waiting:
@@ -75,7 +75,7 @@ def test_the_lock_is_complete_and_minimal() -> None:
 
 
 def licences(name: str) -> set[str]:
-    """What an installed package declares: SPDX expressions, or classifiers or a name before there were such."""
+    """Licences that an installed package declares: SPDX expressions, classifiers or a name."""
     declared = metadata(name)
     if expression := declared["License-Expression"]:
         return {one for one in re.split(r" AND | OR |[()]", expression) if one}
@@ -95,7 +95,7 @@ def test_licences_equal_the_page() -> None:
 
 
 def test_releases_install_only_hashed_packages() -> None:
-    """What makes the wheel and its bill of materials runs where they are attested."""
+    """The tools that build the wheel and its SBOM run in the job that attests them."""
     installs = re.findall(r"\$\(TOOLS\)/bin/python -m pip install (.*)", (ROOT / "Makefile").read_text())
     locks = [f"--no-deps --require-hashes -r docker/requirements/{name}" for name in ("build.txt", "sbom.txt")]
     assert installs == locks

@@ -85,7 +85,7 @@ def test_no_request_fails_while_replicas_come_and_go(
 
 
 def servers(running: Topology, state: str) -> int:
-    """How many servers the balancer has in that state; those without an address are in MAINT."""
+    """Number of servers in this state at the load balancer; those without an address are in MAINT."""
     exported = httpx.get(f"http://{running.balancer_environment['LISAREC_METRICS_BIND']}/metrics").text
     return len(re.findall(rf'^haproxy_server_status{{proxy="replicas",.*state="{state}"}} 1$', exported, re.M))
 

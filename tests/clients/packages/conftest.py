@@ -22,7 +22,7 @@ def run(*command: str, cwd: Path) -> str:
 
 @pytest.fixture(scope="session")
 def npm_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's sources with what builds them, as the lock file has it."""
+    """Sources of the package with the locked build tools."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("there is no Node.js; .ci/install brings Debian's nodejs and npm")
     sources = tmp_path_factory.mktemp("npm") / "package"
@@ -33,7 +33,7 @@ def npm_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def npm_project(npm_sources: Path) -> Path:
-    """An empty project that has installed the package from the file that would be published."""
+    """An empty project with the package installed from the file that would be published."""
     project = npm_sources.parent / "project"
     project.mkdir()
     run("npm", "pack", "--pack-destination", str(project), cwd=npm_sources)

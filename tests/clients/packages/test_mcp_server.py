@@ -30,7 +30,7 @@ def key_file(service: Service, tmp_path: Path) -> Path:
 
 
 def with_assistant(use: Use, service: Service, key_file: Path, *options: str) -> None:
-    """Let the SDK start the server and use it. Its import takes every process of the suite half a second."""
+    """Start and use the server through the SDK, whose import takes half a second and thus happens here."""
     from mcp import ClientSession
     from mcp.client.stdio import StdioServerParameters, stdio_client
 

@@ -80,7 +80,7 @@ def test_a_page_sends_events(
 
 
 def test_types_match_openapi(npm_sources: Path, npm_project: Path, service: Service) -> None:
-    """openapi-typescript describes every operation without a warning, and the package's own types agree with it."""
+    """openapi-typescript handles every operation without a warning, and the package's types agree with it."""
     document = httpx.get(f"{service.url}/openapi.json").json()
     description = npm_project / "openapi.json"
     description.write_text(json.dumps(document))

@@ -45,7 +45,7 @@ def recommender(model: Path) -> Iterator[lisarec.Recommender]:
 
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """Items of the service's answers to the same requests."""
+    """Items in the service's responses to the same requests."""
     client = Client(Settings(model_dir=model, data_dir=tmp_path_factory.mktemp("state")))
 
     def ask(**request: Any) -> list[dict[str, Any]]:

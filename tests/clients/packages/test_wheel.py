@@ -46,7 +46,7 @@ print(len(names))
 
 
 class Installation:
-    """A Python that has the wheel, and sees the packages that the tests have, but nothing of the checkout."""
+    """A Python with the wheel and the packages of the tests, but without the checkout."""
 
     def __init__(self, place: Path) -> None:
         self.python = place / "venv" / "bin" / "python"
@@ -72,7 +72,7 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the source archive, as an index would have both."""
+    """The wheel, built from the source archive as for an index."""
     directory = tmp_path_factory.mktemp("built")
     subprocess.run([sys.executable, "-c", BUILD_SOURCES, str(directory)], cwd=ROOT, check=True, timeout=300)
     (archive,) = directory.glob("*.tar.gz")
@@ -97,7 +97,7 @@ def installed(built: Path) -> Installation:
 
 
 def test_the_build_is_reproducible(built: Path, tmp_path: Path) -> None:
-    """At another time, in another zone, with other permissions: so a release can be compared with its sources."""
+    """With another time, time zone and permissions, so that releases can be compared with their sources."""
     (sources,) = built.parent.glob("lisarec-*/")
     again = shutil.copytree(sources, tmp_path / "elsewhere", copy_function=shutil.copy)
     for path in again.rglob("*"):
@@ -188,7 +188,7 @@ def test_only_imports_are_rewritten() -> None:
 
 
 def test_no_text_names_a_module() -> None:
-    """Such a name would be another one in the wheel."""
+    """Module names differ in the wheel."""
     of_a_module = re.compile(rf"[\"']((?:{'|'.join(INNER)})(?:\.\w+)+)[\"':]")
     for path in [file for folder in (*INNER, "lisarec") for file in (ROOT / folder).rglob("*.py")]:
         text = path.read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ NOTE_ANSWERS = """() => {
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """A visitor who was never there."""
+    """The browser context of a new visitor."""
     context = browser.new_context()
     context.set_default_timeout(PATIENCE_S * 1e3)
     yield context
@@ -30,7 +30,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 class Shop:
-    """Pages of another origin than the service's."""
+    """Pages of another origin than the service."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -38,7 +38,7 @@ class Shop:
         self.pages: dict[str, str] = {}
 
     def open_to(self, service_url: str) -> None:
-        """The page / with the script of the service at that address, and another one without it."""
+        """The page / with the script from this URL, and a page without it."""
         self.pages["/"] = (
             f'<script async src="{service_url}/client.js" data-key="{self.key}"></script><a href="/bye">bye</a>'
         )
@@ -66,7 +66,7 @@ def shop(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]], 
 
 @pytest.fixture
 def page(shop: Shop, front: Front, context: BrowserContext) -> Page:
-    """A page of the shop, whose script reaches the service through the front."""
+    """A page of the shop whose script reaches the service through the proxy."""
     shop.open_to(front.url)
     page = context.new_page()
     enter(page, shop)

@@ -28,14 +28,14 @@ NO_COOKIES = "Object.defineProperty(document, 'cookie', {get() { return '' }, se
 
 @pytest.fixture
 def documented() -> Callable[[str], str]:
-    """The script on a page of docs/how-to/integrate that has a word."""
+    """Returns the script on the pages of docs/how-to/integrate that contains a word."""
     pages = "".join(page.read_text() for page in sorted((HOW_TO / "integrate").glob("*.md")))
     scripts = re.findall(r"^```js\n(.*?)^```$", pages, re.DOTALL | re.MULTILINE)
     return lambda word: next(script for script in scripts if word in script)
 
 
 def without_service(exchange: Exchange) -> None:
-    """The script is there, since browsers have it in their caches; nothing else is."""
+    """Serve only the script, as from the browser cache, and no API."""
     if exchange.path == "/client.js":
         exchange.forward()
 
@@ -286,7 +286,7 @@ def test_visitors_without_cookies_are_not_tracked(shop: Shop, front: Front, cont
 
 @pytest.fixture
 def tutorial_url(service: Service, tmp_path: Path) -> Iterator[str]:
-    """The shop of docs/tutorials/shop-page.md, as it stands there, with keys of its own and on a free port."""
+    """The shop of docs/tutorials/shop-page.md, with its own keys and a free port."""
     text = (ROOT / "docs" / "tutorials" / "shop-page.md").read_text()
     found = re.findall(r"^```(html|python)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     scripts = dict(reversed(found))  # the first of each language is a whole file

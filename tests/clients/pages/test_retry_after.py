@@ -12,7 +12,7 @@ from tests.waiting import PATIENCE_S
 
 
 def be_busy(exchange: Exchange) -> None:
-    """Ask pages to wait for an hour."""
+    """Answer with Retry-After of an hour."""
     if exchange.command == "POST":
         exchange.refuse(429, "too_many_requests", "3600")
     else:
@@ -20,7 +20,7 @@ def be_busy(exchange: Exchange) -> None:
 
 
 def enter_with_a_clock(page: Page, shop: Shop, context: BrowserContext) -> None:
-    """Enter with a clock that the test moves, and with notes on requests on every page."""
+    """Open a page with a fake clock that records requests of every page."""
     context.clock.install()
     context.add_init_script(f"({NOTE_ANSWERS})()")
     enter(page, shop)

@@ -1,4 +1,4 @@
-"""docker-compose.yml as docker/tls.yml changes it, and the certificates that it makes."""
+"""docker-compose.yml merged with docker/tls.yml, and the certificates that it creates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_DOTENV = "COMPOSE_FILE=docker-compose.yml:docker/tls.yml\n"
 
 @cache
 def merged() -> Any:
-    """Return docker-compose.yml as the line in .env and docker/cluster.env change it."""
+    """docker-compose.yml as .env and docker/cluster.env change it."""
     if shutil.which("docker-compose") is None:
         pytest.skip("Docker Compose is not installed")
     environment = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "COMPOSE_"))}
@@ -43,12 +43,12 @@ def merged() -> Any:
 
 
 def mounts(service: str) -> dict[str, str]:
-    """Return what is mounted where, by place."""
+    """Mounted sources by target."""
     return {volume["target"]: volume["source"] for volume in merged()["services"][service].get("volumes", ())}
 
 
 def run_make_secrets(directory: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    """Run it as the service `secrets` does, for a Redis that has these names."""
+    """Run the service `secrets` for a Redis with these names."""
     folders = [directory / name for name in ("secrets", "acl", "given", "tls")]
     for folder in folders:
         folder.mkdir(exist_ok=True)

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def added(service: str, folder: Path) -> dict[str, str]:
-    """What docker/tls.yml adds to the environment of a service, for a local folder."""
+    """Environment that docker/tls.yml adds to a service, for a local folder."""
     plain = compose_document()["services"][service]["environment"]
     by_tls = merged()["services"][service]["environment"]
     return {name: value.replace("/tls/", f"{folder}/") for name, value in by_tls.items() if name not in plain}
@@ -89,7 +89,7 @@ def test_a_client_that_reads_only_after_sending_gets_the_413(running: Topology, 
 
 @contextmanager
 def balancer(running: Topology, names: NameServer, changes: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Another load balancer of the same replica; yields its URL and that of its metrics."""
+    """Another load balancer of the same replica; yields its URL and its metrics URL."""
     bind = f"127.0.0.1:{free_port()}"
     environment = balancer_environment(bind, names, running.replica_port) | changes
     process = subprocess.Popen(balancer_command(), env=environment)

@@ -49,7 +49,7 @@ def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def port(service: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of nginx with the page's site, and its rules for a process without load balancer."""
+    """Port of nginx with the page's site and its rules for a process without the load balancer."""
     try:
         nginx = program("nginx")
     except FileNotFoundError as exc:  # CI turns this into a failure
@@ -79,7 +79,7 @@ def port(service: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def ask(port: int, target: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """The status and the body of the answer; 0 where the connection ends without one."""
+    """Status and body of the response; 0 if the connection ends without one."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     method, length = ("GET", "") if body is None else ("POST", f"Content-Length: {len(body)}\r\n")
@@ -97,7 +97,7 @@ def ask(port: int, target: str, body: bytes | None = None) -> tuple[int, bytes]:
 
 
 def spellings(path: str) -> list[str]:
-    """The path with other beginnings and endings, and with each of its characters encoded or doubled."""
+    """Variants of the path: prefixes, suffixes, and each character encoded or doubled."""
     encoded = [f"{path[:n]}%{ord(path[n]):02x}{path[n + 1 :]}" for n in range(len(path))]
     changed = [f"{beginning}{path}" for beginning in BEGINNINGS] + [f"{path}{ending}" for ending in ENDINGS]
     return [*encoded, *changed, path.upper(), path.replace("/", "//")]

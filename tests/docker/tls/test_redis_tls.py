@@ -127,7 +127,7 @@ def test_a_certificate_without_its_key_is_refused(tmp_path: Path, given: str, na
 
 
 def turn_on_tls(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands and redis-cli be those of the containers, from now on, and the certificate name this machine."""
+    """From here on, use commands and redis-cli of the containers, and a certificate for this machine."""
     assert run_make_secrets(directory, *merged()["services"]["secrets"]["command"][1:], HOST).returncode == 0
     (files := directory / "files").mkdir()
     for place in ("/etc/redis.conf", "/usr/local/sbin/redis-cli"):
@@ -143,7 +143,7 @@ def turn_on_tls(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_tls(url: str, certificate: Path) -> str:
-    """Return the URL of a server on this machine as docker/tls.yml has it."""
+    """URL of a local server as in docker/tls.yml."""
     return f"{url.replace('redis://', 'rediss://')}?ssl_ca_certs={certificate}"
 
 
@@ -159,7 +159,7 @@ def running(words: list[str], log: Path, ending: signal.Signals = signal.SIGKILL
 
 
 def answers_healthcheck(users: RedisUsers, port: int) -> bool:
-    """Return whether the health check of Redis succeeds, before and after TLS is turned on."""
+    """Result of the health check of Redis, before and after enabling TLS."""
     _, check = compose_document()["services"]["redis"]["healthcheck"]["test"]
     script = check.replace("$$", "$").replace("/acl/", f"{users.acl_file.parent}/")
     script = script.replace("redis-cli ", f"redis-cli -p {port} ")
@@ -215,7 +215,7 @@ def test_redis_continues_over_tls_only_with_its_data(
 
 
 def addresses(node: Any) -> set[tuple[str, int]]:
-    """Return where clients are sent: to primaries, and to replicas once they have something."""
+    """Addresses to which clients are redirected: primaries, and replicas once they have data."""
     slots = command(node, "CLUSTER", "SLOTS")
     return {(host.decode(), port) for _, _, *owners in slots for host, port, *_ in owners}
 
