@@ -1,4 +1,4 @@
-"""What tests of the benchmarks share."""
+"""Helpers of the benchmarks' tests."""
 
 from __future__ import annotations
 

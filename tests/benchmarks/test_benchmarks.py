@@ -60,7 +60,7 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_long_logs_do_not_delay_other_users(
     model: Path, store: Literal["sqlite", "redis"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they wait is for a quiet machine to say."""
+    """Only outcomes are checked; waiting times need an idle machine."""
     monkeypatch.setattr(long_logs, "VISITOR_EVENTS", 3_000)
     for turn in long_logs.measure(model, store, events=3_000, seconds=0.5):
         assert turn.plain, turn
@@ -187,7 +187,7 @@ def test_the_memory_of_a_worker_is_measured(model: Path, tmp_path: Path, capsys:
 
 
 def test_free_ports_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in this process nor in another one, before a server listens there."""
+    """In this and other processes, also before a server listens."""
     first = random.randrange(*LISTENING_PORTS)  # others who run this test have taken ports, too
     ports = range(first, first + 8)
     monkeypatch.setattr(service_process, "LISTENING_PORTS", (ports.start, ports.stop))
@@ -266,7 +266,7 @@ def test_searches_are_timed_beside_plain_requests(
 def test_trainings_are_timed_beside_busy_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With one thread, as several would train for long on a busy machine, and with a busy process that rests."""
+    """With one thread, and a sleeping process as load, because more would take long on a busy machine."""
     monkeypatch.setattr(threads, "BUSY", "import signal; signal.pause()")
     monkeypatch.delenv("OMP_NUM_THREADS")  # as the trainings lack it, so that they can be forks
     shop = threads.make_shop(tmp_path / "shop", items=200, users=60)

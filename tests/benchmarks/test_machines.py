@@ -65,7 +65,7 @@ def test_training_by_two_processes_is_timed_beside_one(tmp_path: Path, capsys: p
 class TestSwitch:
     @pytest.fixture
     def ends(self) -> Iterator[tuple[list[socket.socket], int]]:
-        """Three hosts' ends of their lines, and where the switch gets its commands."""
+        """The hosts' ends of three lines, and the control socket of the switch."""
         with ExitStack() as stack:
             lines = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(3)]
             for end in (end for line in lines for end in line):
@@ -107,7 +107,7 @@ def address(host: int) -> bytes:
 
 
 def arrives(hosts: list[socket.socket], sender: int, other: int, target: bytes) -> bool:
-    """Send until it arrives: the switch loses a frame now and then."""
+    """Send repeatedly until the frame arrives, because the switch may drop frames."""
     for number in range(100):
         frame = target + address(sender) + str(number).encode()
         hosts[sender].send(frame)
@@ -120,13 +120,13 @@ def arrives(hosts: list[socket.socket], sender: int, other: int, target: bytes) 
 
 
 def received(host: socket.socket, content: bytes) -> None:
-    """Read until this arrives; raises TimeoutError."""
+    """Read until this frame arrives; raises TimeoutError."""
     while host.recv(2048)[12:] != content:
         pass
 
 
 def drained(host: socket.socket) -> None:
-    """Read whatever is still there."""
+    """Read all pending frames."""
     try:
         while True:
             host.recv(2048)

@@ -38,7 +38,7 @@ STORES: list[StoreKind] = ["sqlite", "redis"]
 
 @pytest.fixture(autouse=True)
 def _little_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is lost or doubled shows with few senders, too, and these leave the processor to other tests."""
+    """A few clients show losses and duplicates as well, and leave CPU time to other tests."""
     monkeypatch.setattr(retrying_clients, "SENDERS", 4)
     monkeypatch.setattr(retrying_clients, "REST_S", 0.01)
 
@@ -89,7 +89,7 @@ class TestTheBenchDetects:
 
 
 class TestClusterFailover:
-    """A replica that lags is the only one left: what it does not have was acknowledged only where nobody waited."""
+    """Only a lagging replica is left; it lacks only events acknowledged without waiting for replicas."""
 
     def test_no_replicated_event_is_lost(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         require_servers()
@@ -157,7 +157,7 @@ def test_an_unclear_response_fails_an_episode(
 
 
 class TestCrashStates:
-    """The disks that a power cut may leave after any call of a run."""
+    """Disk states that a power cut may leave after any system call of a run."""
 
     @pytest.fixture(autouse=True)
     def _has_strace(self) -> None:
@@ -205,7 +205,7 @@ class TestCrashStates:
 
 
 class TestMachine:
-    """What a process finds again after a power cut is what it had synced."""
+    """After a power cut a process finds exactly what it has synced."""
 
     @pytest.fixture
     def machine(self, tmp_path: Path) -> FaultyMachine:
@@ -313,7 +313,7 @@ async def test_a_victim_is_restarted_whenever_it_ends(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("alpine_shell")
 class TestRedisStart:
-    """`docker/redis/redis-start` on a log whose last transaction was torn at any byte."""
+    """`docker/redis/redis-start` on a log whose last transaction is torn at any byte."""
 
     @pytest.fixture
     def directory(self, tmp_path: Path) -> Path:
@@ -322,7 +322,7 @@ class TestRedisStart:
 
     @staticmethod
     def served(directory: Path, work: Callable[[redis.Redis], None]) -> None:
-        """Start the server as docker-compose.yml does, do the work, kill -9."""
+        """Start the server as docker-compose.yml does, do the work, and kill it with SIGKILL."""
         port = free_port()
         users = make_users(directory.parent)
         command = redis_command(program("redis-server"), directory, users, port)

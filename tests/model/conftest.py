@@ -41,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class Silent(Progress):
-    """Progress that shows nothing, but may be told to interrupt the training after an epoch."""
+    """Progress without output, which may interrupt the training after an epoch."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.stop_after = stop_after
@@ -166,7 +166,7 @@ def in_memory() -> Callable[[LisaMini], model_directory.Artifact]:
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Every device that there is."""
+    """Every available device."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch finds no GPU")
     return str(request.param)

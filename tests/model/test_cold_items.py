@@ -32,7 +32,7 @@ SHAPE = ModelConfig(width=16, history_codebooks=3, history_codewords=8, target_c
 
 
 def model_of(items: int, seed: int = 3) -> Artifact:
-    """The first items of a random model, which has followers among the first ten only."""
+    """The first items of a random model with followers among the first ten only."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     codes = [
@@ -63,7 +63,7 @@ def states(count: int, items: int = ITEMS) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def test_a_cold_item_scores_like_a_trained_item_of_its_codes() -> None:
-    """And everything else stays as it was: the model that it was made from too."""
+    """All else stays the same, including the original model."""
     whole, learned = model_of(ITEMS), model_of(LEARNED)
     with torch.no_grad():
         whole.model.lift[LEARNED:] = 0
@@ -91,7 +91,7 @@ def test_a_cold_item_scores_like_a_trained_item_of_its_codes() -> None:
 
 @torch.inference_mode()
 def test_users_determine_the_codes_and_event_counts_the_bias() -> None:
-    """Users whose queries are what a trained item answers best choose a new one: it comes near the trained one."""
+    """Users whose queries match a trained item choose a new one, which gets similar codes."""
     trained = model_of(ITEMS)
     vectors = trained.model.item_vectors()
     rng = np.random.default_rng(1)
@@ -114,7 +114,7 @@ def test_users_determine_the_codes_and_event_counts_the_bias() -> None:
 
 @torch.inference_mode()
 def test_an_item_with_similar_ones_gets_their_lower_quartile_likelihood() -> None:
-    """By softmaxes over all items, in float64."""
+    """By softmax over all items in float64."""
     trained = model_of(ITEMS)
     queries = torch.from_numpy(np.random.default_rng(1).normal(size=(50, SHAPE.width)).astype(np.float32))
     vectors, bias = trained.model.item_vectors().double(), trained.model.bias.double()
@@ -133,7 +133,7 @@ def test_an_item_with_similar_ones_gets_their_lower_quartile_likelihood() -> Non
 
 @torch.inference_mode()
 def test_neighbours_have_the_highest_cosine_with_the_prediction() -> None:
-    """Seen from the mean of the map; the cosine, in float64."""
+    """Vectors are centred on the mean of the map; cosines are in float64."""
     rng = np.random.default_rng(4)
     mean = rng.normal(size=SHAPE.width).astype(np.float32)
     trained = replace(model_of(ITEMS), content=NO_CONTENT._replace(mean=mean))

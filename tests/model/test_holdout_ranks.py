@@ -26,7 +26,7 @@ USERS, ITEMS = 300, 40  # more users than one block holds
 
 
 def held_out(targets: Any, history: list[Any]) -> HeldOutEvents:
-    """Held-out events whose weights carry nothing but the number of their row, for the scorer to find."""
+    """Held-out events whose weights encode the row number for the scorer."""
     lengths = [len(items) for items in history]
     weights = np.repeat(np.arange(len(history)), lengths).astype(np.float32)
     histories = Histories(np.concatenate(history), weights, np.cumsum([0, *lengths]))
@@ -116,7 +116,7 @@ class TestSampledNegatives:
         assert self.ranks(scores).tolist() == [31] * 20
 
     def test_of_the_paper_are_drawn_with_replacement(self) -> None:
-        """Of a hundred items thirty win: 30 in expectation and a variance of 21, where each was drawn once before."""
+        """30 of 100 items win: expectation 30 and variance 21, unlike draws without replacement."""
         scores = np.zeros(151)
         scores[51:81], scores[self.TARGET] = 9, 1
         events, everyone = self.events(400), scorer(np.tile(scores, (400, 1)))

@@ -33,7 +33,7 @@ RE_EXPORTING = ["clients/lisarec_client/__init__.py", "lisarec/__init__.py"]
 
 
 def files_of(*packages: str) -> list[Path]:
-    """The Python files of the packages that git knows or would add."""
+    """Python files of the packages, tracked or untracked but not ignored."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *packages],
         cwd=ROOT,
@@ -69,21 +69,21 @@ def parsed(file: Path) -> ast.Module:
 
 @cache
 def used_names(file: Path) -> frozenset[str]:
-    """What the file imports, and what it reaches through a module, as ``torch.load``."""
+    """Names that the file imports, or reaches through a module, such as ``torch.load``."""
     tree = parsed(file)
     dotted = (dotted_name(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     return frozenset((*imported_modules(tree), *filter(None, dotted)))
 
 
 def dotted_name(node: ast.expr) -> str | None:
-    """Return the name as it is written; None for an attribute of anything but names."""
+    """The dotted name as written; None for attributes of other expressions."""
     if isinstance(node, ast.Attribute):
         return f"{owner}.{node.attr}" if (owner := dotted_name(node.value)) else None
     return node.id if isinstance(node, ast.Name) else None
 
 
 def uses(file: Path, *names: str) -> list[str]:
-    """What the file uses of these names."""
+    """The names from this set that the file uses."""
     prefixes = tuple(f"{name}." for name in names)
     return [used for used in used_names(file) if f"{used}.".startswith(prefixes)]
 
@@ -94,13 +94,13 @@ def test_every_package_has_files() -> None:
 
 
 def is_marker(path: Path) -> bool:
-    """Whether an `__init__.py` only marks a package: there is nothing in it to be found."""
+    """Whether an `__init__.py` only marks a package."""
     tree = parsed(path)
     return len(tree.body) == int(ast.get_docstring(tree) is not None)
 
 
 def test_init_files_contain_no_code() -> None:
-    """An `__init__.py` holds a docstring, and re-exports where others import the package."""
+    """An `__init__.py` contains a docstring, and re-exports in packages for others."""
     others = [name_of(path) for path in FILES if path.name == "__init__.py" and not is_marker(path)]
     assert others == RE_EXPORTING
     for path in RE_EXPORTING:
@@ -123,7 +123,7 @@ def test_no_folder_has_too_many_entries() -> None:
 
 
 def test_every_package_is_seen_by_the_import_linter() -> None:
-    """It passes over folders without an `__init__.py`."""
+    """It skips folders without an `__init__.py`."""
     folders = {path.parent for path in FILES if name_of(path).split("/")[0] in (*PRODUCT, "benchmarks", "website")}
     assert [name_of(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
@@ -145,7 +145,7 @@ def test_no_file_class_or_function_is_too_long() -> None:
 
 
 def test_every_file_named_in_a_text_exists() -> None:
-    """Left out are the changelog, and files of an older commit, which the text names beside them."""
+    """Except in the changelog, and files of an earlier commit that the text names."""
     named = re.compile(rf"(?<![\w/.])((?:{'|'.join(PACKAGES)}|docs)/[\w./-]*\w\.[a-z]{{1,4}})\b(?!`? of commit)")
     module = re.compile(rf"python -m ((?:{'|'.join(PACKAGES)})(?:\.\w+)*)")
     missing = []

@@ -29,7 +29,7 @@ def test_versions_are_dated_newest_first_below_unreleased() -> None:
 
 
 def test_entries_are_one_line_below_a_category() -> None:
-    """A kind may have topics. Explanations belong to the documentation."""
+    """A category may have topics. Explanations belong to the documentation."""
     kinds: list[str] = []
     for number, line in enumerate(LINES, 1):
         where = f"CHANGELOG.md:{number}: {line}"

@@ -35,14 +35,14 @@ def normalised(requirement: str) -> str:
 
 @cache
 def declared(project: Path, *extras: str) -> set[str]:
-    """The distributions that an installation with these extras brings by name."""
+    """Distributions that an installation with these extras declares by name."""
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = (one for extra in extras for one in table["optional-dependencies"][extra])
     return {normalised(one) for one in (*table["dependencies"], *optional)}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The names of the packages of others that a file imports."""
+    """Third-party packages that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -53,7 +53,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def missing(project: Path, files: Collection[Path]) -> set[str]:
-    """What the files import and the project does not declare, as "FILE: PACKAGE"."""
+    """Imports without a declaration, as "FILE: PACKAGE"."""
     found = set()
     for path in files:
         extras = [extra for place, extra in EXTRAS.items() if path.is_relative_to(place)]

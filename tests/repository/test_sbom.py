@@ -17,7 +17,7 @@ LOCKS = [ROOT / "docker" / "requirements" / name for name in ("requirements.txt"
 
 @pytest.fixture(scope="module")
 def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """What `make sbom` writes, with the tools of this environment in the place of those that it installs."""
+    """Output of `make sbom` with the tools of this environment."""
     folder, tools = tmp_path_factory.mktemp("dist"), sys.prefix
     command = ["make", "sbom", f"TOOLS={tools}", f"DIST={folder}", "-o", f"{tools}/.installed"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -28,7 +28,7 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 
 def locked() -> dict[str, tuple[str, set[str]]]:
-    """Version and hashes of each package, read from the locks by themselves."""
+    """Version and hashes of each package, parsed from the lock files independently."""
     found: dict[str, tuple[str, set[str]]] = {}
     name = ""
     for line in "\n".join(lock.read_text() for lock in LOCKS).splitlines():

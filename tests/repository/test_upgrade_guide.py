@@ -26,14 +26,14 @@ BACKUP_OF_AN_EARLIER_VERSION = ROOT / "tests" / "storage" / "earlier_backups" / 
 
 @pytest.fixture(autouse=True)
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the model and the back-up, as the guide's commands find them."""
+    """A folder with the model and backup of the guide's commands."""
     monkeypatch.chdir(tmp_path)
     write_model(Path("models/shop"))
     Path("log.jsonl.gz").write_bytes(gzip.compress(BACKUP_OF_AN_EARLIER_VERSION.read_bytes()))
 
 
 def command(begin: str, place: str) -> list[str]:
-    """The arguments of the guide's first command that begins so, on this kind of store, beside the program's name."""
+    """Arguments of the guide's first command with this beginning for this kind of store."""
     (line, *_) = re.findall(rf"^ *(lisarec {begin}.*--{place} .*)$", GUIDE, re.MULTILINE)
     return shlex.split(line)[1:]
 
@@ -44,7 +44,7 @@ def run(arguments: list[str], status: int = 0) -> None:
 
 
 def assert_carried_over(client: Client) -> None:
-    """Everything that the back-up has of a user is there, and is not counted again."""
+    """Assert that all data of a user in the backup exist, and are not counted twice."""
     found = [one for one in client.get("/v1/users/u/events").json()["events"] if "item_id" in one]
     resent = client.post("/v1/events", json=[{"user_id": "u", "item_id": item_id(1), "event_id": "e0"}]).json()
     lines = [json.loads(line) for line in BACKUP_OF_AN_EARLIER_VERSION.read_text().splitlines()]

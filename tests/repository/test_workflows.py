@@ -63,7 +63,7 @@ def test_files_match_their_schemas(schema: str) -> None:
 
 
 def test_zizmor_finds_nothing() -> None:
-    """Among others: unpinned actions, credentials that stay, and what strangers write run as code."""
+    """Such as unpinned actions, persisted credentials, and code injection by strangers."""
     command = [str(PROGRAMS / "zizmor"), "--offline", "--no-progress", "--min-severity=medium", str(GITHUB)]
     audited = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert audited.returncode == 0, audited.stdout + audited.stderr
@@ -92,7 +92,7 @@ class TestEveryWorkflow:
         assert all("timeout-minutes" in job or "uses" in job for job in jobs_of(workflow).values())
 
     def test_runs_what_exists(self, workflow: Path) -> None:
-        """Targets of the Makefile, and files of the repository."""
+        """Makefile targets and files of the repository."""
         script = "\n".join(step.get("run", "") for step in steps_of(workflow))
         assert set(re.findall(r"\bmake ([a-z-]+)", script)) <= TARGETS
         files = re.findall(r"(?<![\w$/.-])((?:\.ci|app|docker|docs|clients|tests)/[\w./*-]*\w)", script)
@@ -117,7 +117,7 @@ def test_tested_python_versions_are_supported() -> None:
 
 class TestRelease:
     def run(self, job: str, step: str, cwd: Path, tag: str, path: str = "/usr/bin:/bin") -> int:
-        """Run a step of the release's workflow as the runner does, with `gh` and `sha256sum` left out."""
+        """Run a step of the release workflow without `gh` and `sha256sum`."""
         (script,) = (
             one["run"] for one in jobs_of(GITHUB / "workflows/release.yml")[job]["steps"] if one.get("name") == step
         )
@@ -152,7 +152,7 @@ class TestRelease:
         assert notes == ["###", "Added", "-", "yes", "Image:", "`ghcr.io/o/lisarec@sha256:1`"]
 
     def test_third_party_images_are_pinned_by_digest(self, tmp_path: Path) -> None:
-        """The registry is a program that answers for the tags that this repository names, and for no other."""
+        """A fake registry knows only the tags that this repository names."""
         for name in ("docker-compose.yml", "docker/Dockerfile", "docker/pin"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / name)

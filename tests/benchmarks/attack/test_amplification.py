@@ -22,7 +22,7 @@ from tests.benchmarks.support import require_servers
 def test_every_call_takes_the_processor_time_it_is_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store
 ) -> None:
-    """The longest log is read; those that are corrected are shorter, since each is corrected once."""
+    """The longest log is only read; corrected logs are shorter, because each is corrected once."""
     if store == "redis":
         require_servers()
     monkeypatch.setattr(amplification, "MAX_CALLS", 100)

@@ -37,7 +37,7 @@ GENERATION = make_generation()
 
 
 class Story:
-    """Operations on a store, one after the other, each recorded as acknowledged whether it was carried out or not."""
+    """Consecutive operations on a store, recorded as acknowledged whether or not they were applied."""
 
     def __init__(self, store: SQLiteStore) -> None:
         self.store = store
@@ -68,7 +68,7 @@ class Story:
             await self.store.merge(TENANT, user_id, visitor)
 
     def lose(self, *archived: str, since_s: float, is_noticed: bool = True) -> None:
-        """Note that what ended since then was taken by a loss that is accepted now, but for archived events of Ada."""
+        """Record an accepted loss of everything since then, except archived events of Ada."""
         keys = frozenset(("ada", event_id) for event_id in archived)
         until_s = 2.0 * len(self.record.operations) - 0.5
         self.record.losses.append(AcceptedLoss(since_s, until_s, keys, is_noticed))
@@ -199,7 +199,7 @@ def test_the_verdict_detects_each_fault(tell: Telling, expected: dict[str, int],
 
 @pytest.fixture(autouse=True)
 def _few_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They leave the processor to other tests, and what they show is the same."""
+    """A few clients show the same, and leave CPU time to other tests."""
     monkeypatch.setattr(workload, "CLIENTS", 4)
     monkeypatch.setattr(workload, "PAUSE_S", 0.1)
 
@@ -233,7 +233,7 @@ def test_chaos_loses_and_duplicates_no_acknowledged_event(
 
 
 def test_opening_the_database_during_its_replacement_keeps_the_wal(tmp_path: Path) -> None:
-    """The reproduction: a copy was made meanwhile, began another log, and the services never were ready again."""
+    """Otherwise a reader may start a new WAL, and the services never become ready."""
     environment = ChaosEnvironment("sqlite", [], tmp_path)
     environment.create_data()
     file = environment.data / FILE_NAME
@@ -263,7 +263,7 @@ def test_opening_the_database_during_its_replacement_keeps_the_wal(tmp_path: Pat
 def test_disruptions_that_never_succeeded_are_retried_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reproduction: in twenty minutes on Redis no `repair` ended before a disruption, and none came later."""
+    """On a busy machine others may interrupt every attempt."""
     monkeypatch.setattr(disruptions, "PAUSE_S", (0.0, 0.0))
     often, tries = 10 * disruptions.ATTEMPTS, count(1)
 
@@ -291,7 +291,7 @@ def test_disruptions_that_never_succeeded_are_retried_at_the_end(
 
 
 def test_a_rebuild_that_ends_before_its_kill_is_killed_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reproduction: on a quick machine five rebuilds of five had ended before."""
+    """On a fast machine every rebuild may end before its kill."""
 
     async def rebuild(_: Operator, *_arguments: str, killed_after_s: float) -> bool | None:
         return True if killed_after_s > 0.01 else None
@@ -308,7 +308,7 @@ def test_a_rebuild_that_ends_before_its_kill_is_killed_earlier(tmp_path: Path, m
 
 
 def test_operations_are_retried_while_the_service_is_disrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reproduction: on a busy machine one disruption followed the other for longer than 90 s."""
+    """On a busy machine disruptions may follow each other for minutes."""
     monkeypatch.setattr(workload, "CLIENTS", 1)
     monkeypatch.setattr(workload, "GIVE_UP_S", 0.01)
     clients = workload.Workload([("127.0.0.1", 1)], ["item"], 3, CorrectionGate())  # where nobody answers
@@ -323,7 +323,7 @@ class TestTheRunDetects:
     def test_a_missing_data_loss_check(
         self, store: ChaosStore, lost: set[str], models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What is written to SQLite's file while it is away comes back with it."""
+        """Writes to the SQLite file while it is moved away return with it."""
         require_servers()
         monkeypatch.setattr(store_disruptions, "REFUSED_WITHIN_S", 3.0)
         monkeypatch.setattr(disruptions, "ATTEMPTS", 1)
@@ -338,7 +338,7 @@ class TestTheRunDetects:
         assert "doubled" in asyncio.run(chaos(run)).all_faults()
 
     def test_unreplicated_writes_lost_in_a_failover(self, models: list[Path], tmp_path: Path) -> None:
-        """Services refuse the replica, which lacks what they acknowledged, until an operator accepts that."""
+        """Services refuse the replica, which lacks acknowledged events, until an operator accepts the loss."""
         require_servers()
         run = ChaosSettings(models, "cluster", 0.0, 3, tmp_path, ["lagging replica took over"], replicas=0)
         report = asyncio.run(chaos(run))

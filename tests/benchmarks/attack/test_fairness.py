@@ -56,7 +56,7 @@ def test_attack_bodies_stay_below_the_size_limit() -> None:
 def test_a_long_delay_of_the_plain_user_fails_the_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last test of this file tells what breaks each law."""
+    """The last test of this file shows what breaks each rule."""
     monkeypatch.setattr(attacked_service, "LONG_LOG", 0)
     for law in ("MAX_MORE_MS", "MAX_MORE_WORK_MS"):
         monkeypatch.setattr(fairness, law, -inf)

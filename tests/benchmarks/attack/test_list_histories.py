@@ -20,7 +20,7 @@ MOMENTS = st.integers(0, 9)
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Operation]:
-    """Operations on one list: appends of new values, and reads of any sequence of them."""
+    """Operations on a list: appends of new values, and reads of any sequences."""
     operations, values = [], []
     for number in range(draw(st.integers(0, 3))):
         ids = [f"{number}{part}" for part in range(draw(st.integers(1, 2)))]
@@ -43,7 +43,7 @@ def _operation(draw: st.DrawFn, kind: str, event_ids: Sequence[str]) -> Operatio
 
 
 def is_linearizable(operations: Sequence[Operation]) -> bool:
-    """Try every order of every choice of the operations that may have had an effect."""
+    """Try every order of every subset of operations that may have taken effect."""
     certain = [operation for operation in operations if operation.is_done]
     possible = [operation for operation in operations if operation.outcome == "unknown"]
     choices = ([one for bit, one in enumerate(possible) if chosen >> bit & 1] for chosen in range(1 << len(possible)))
@@ -106,7 +106,7 @@ class TestListHistories:
     def test_the_file_for_elle_is_complete(
         self, tmp_path_factory: pytest.TempPathFactory, operations: list[Operation]
     ) -> None:
-        """An independent reader of EDN reads it, and its order alone leads to the same judgement."""
+        """An independent EDN parser reads it, and the order alone gives the same verdict."""
         file = tmp_path_factory.getbasetemp() / "history.edn"
         assert write_history(operations, file) == len(operations)
         read = read_history(file)

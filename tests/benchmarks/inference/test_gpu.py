@@ -57,7 +57,7 @@ def recorder(options: StageOptions) -> StageRecorder:
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """The rows of a visit without a device, by stage: as many seconds as a busy machine wants."""
+    """Rows of a run without a GPU by stage, with an ample time limit."""
     out, printed = tmp_path_factory.mktemp("rehearsal"), StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)

@@ -19,7 +19,7 @@ ITEMS = 120
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Customers who buy what is of one colour, as the titles tell."""
+    """Customers who buy items of one colour, which titles name."""
     rng, rows = np.random.default_rng(0), list[tuple[str, str, int]]()
     for user in range(300):
         own, time_s = user % len(COLOURS), int(rng.integers(100_000))

@@ -43,7 +43,7 @@ def test_killed_trainings_give_the_same_bytes(tmp_path: Path, capsys: pytest.Cap
 
 
 class CountingTraining:
-    """A process that counts up to something, and writes what it was told to."""
+    """A process that counts to a number and writes its argument."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         log.touch()
@@ -62,7 +62,7 @@ class CountingTraining:
 
 @dataclass
 class CountingWay(kills.Way):
-    """Trainings that differ by this once they have been killed."""
+    """Trainings whose result depends on this after a kill."""
 
     difference: str = ""
     name: str = "counting"

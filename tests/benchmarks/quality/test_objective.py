@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def raw(data: Path) -> Path:
-    """The lines of which the interactions are: an item costs its number, and half of what is bought is bought twice."""
+    """Raw lines of the interactions: an item's number is its price, and half of the items are bought in pairs."""
     table = read_interactions(data)
     items = np.array([int(table.item_ids[item]) for item in table.item])
     quantities = 1 + items % 2

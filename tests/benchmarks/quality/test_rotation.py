@@ -15,7 +15,7 @@ from tests.app.conftest import ITEMS, item_id, write_model
 
 
 def test_rotation_finds_rare_wanted_items_sooner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Scores are by chance here, so what is wanted is anywhere in the list; who sees it all finds it all."""
+    """With random scores, wanted items are anywhere in the list, and only a full scan finds all."""
     model = write_model(tmp_path / "tiny")
     draw = np.random.default_rng(0)
     visitors = [

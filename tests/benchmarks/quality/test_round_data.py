@@ -8,7 +8,7 @@ from benchmarks.quality.training import round_data
 
 
 def test_a_round_takes_less_memory_than_a_table_of_its_events(tmp_path: Path) -> None:
-    """Archives of eight times as many events take no more than pieces do, and the files are the same."""
+    """Memory does not grow with the archive, and the files are the same."""
     growths = []
     for events in (250_000, 2_000_000):
         (tmp_path / str(events)).mkdir()

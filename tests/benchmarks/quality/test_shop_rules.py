@@ -38,7 +38,7 @@ def trial(data: Path, model: Path) -> Trial:
 
 @pytest.fixture(scope="module")
 def raw(trial: Trial, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Raw tables of the synthetic shop as those of Complete Journey are; numbers stand for ids there."""
+    """Raw tables of the synthetic shop in the format of Complete Journey, with numeric ids."""
     directory, interactions = tmp_path_factory.mktemp("raw"), trial.interactions
     rows = np.arange(len(interactions))
     price = 1.0 + interactions.item % 7

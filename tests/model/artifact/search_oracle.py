@@ -20,7 +20,7 @@ WORD, DIGIT = re.compile("[0-9A-Za-z\u0080-\U0010ffff]+"), re.compile("[0-9]")
 
 
 def folded(text: str) -> str:
-    """The text in small letters of usual width without accents, in which German umlauts are two letters."""
+    """The text case-folded, in normal width and without accents; German umlauts become two letters."""
     composed = unicodedata.normalize("NFKC", text)
     return "".join(folded_letter(letter) for letter in composed)
 
@@ -33,7 +33,7 @@ def folded_letter(letter: str) -> str:
 
 
 def edits(one: str, other: str) -> int:
-    """How many letters are inserted, deleted, replaced, or swapped with a neighbour."""
+    """Number of inserted, deleted, replaced or transposed letters."""
     rows: list[list[int]] = [[*range(len(other) + 1)]]
     for n, letter in enumerate(one):
         row = [n + 1]
@@ -51,7 +51,7 @@ def may_have_typo(word: str) -> bool:
 
 
 def whole_level(query: str, text: str) -> int:
-    """How the search as a whole matches a title or an id."""
+    """Match level of the whole search with a title or an id."""
     wanted, found = folded(query.strip()), folded(text)
     if found == wanted:
         return EXACT
@@ -72,7 +72,7 @@ def word_level(word: str, other: str, *, with_typos: bool) -> int:
 
 
 def title_level(query: str, title: str, *, with_typos: bool) -> int:
-    """How the search matches a title, as a whole or by its first eight words."""
+    """Match level of the search with a title, as a whole or by its first eight words."""
     whole, words = whole_level(query, title), WORD.findall(folded(query.strip()))[:8]
     if not words:
         return whole

@@ -50,7 +50,7 @@ INTERVALS = Intervals(
 
 
 def content_of(width: int) -> ContentMap:
-    """A map of titles, and of vectors of two numbers, to vectors of this width."""
+    """A content map of titles and of vectors with two numbers to vectors of this width."""
     rng = np.random.default_rng(0)
     targets, vectors = rng.normal(size=(3, width)).astype(np.float32), rng.normal(size=(3, 2))
     described = [Description("Green tea"), Description("", ("a",)), Description("Cup")]
@@ -75,7 +75,7 @@ def saved(tmp_path: Path, model: LisaMini) -> Path:
 
 
 def forge(directory: Path, name: str, content: bytes) -> None:
-    """Replace a file and make the manifest agree, as a faulty writer would."""
+    """Replace a file and adjust the manifest, like a faulty writer."""
     (directory / name).write_bytes(content)
     hashes = json.loads((directory / model_directory.MANIFEST).read_bytes())
     hashes[name] = hashlib.sha256(content).hexdigest()
@@ -83,7 +83,7 @@ def forge(directory: Path, name: str, content: bytes) -> None:
 
 
 def unpack(directory: Path) -> None:
-    """Leave out the packed catalogue, as earlier versions did."""
+    """Remove the packed catalogue, like earlier versions."""
     (directory / model_directory.PACKED).unlink()
     hashes = json.loads((directory / model_directory.MANIFEST).read_bytes())
     del hashes[model_directory.PACKED]
@@ -311,7 +311,7 @@ def test_loading_never_unpickles(saved: Path, name: str) -> None:
 
 
 class TestComplements:
-    """What was bought together lies in a file of its own, which a model may lack."""
+    """Complements have an optional file of their own."""
 
     def test_round_trip(self, saved: Path) -> None:
         for found, expected in zip(model_directory.load(saved).complements, COMPLEMENTS, strict=True):
@@ -341,13 +341,13 @@ class TestComplements:
 
 
 def intervals_with(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors of intervals that fit, but for some."""
+    """Tensors of valid intervals, with some replaced."""
     parts = {name: torch.ones(4) for name in ("log_days", "spread", "repeat_share")}
     return parts | {"of_purchases": torch.ones(1, dtype=torch.uint8)} | changed
 
 
 class TestIntervals:
-    """After how long items are bought again lies in a file of its own, which a model may lack."""
+    """Repurchase intervals have an optional file of their own."""
 
     def test_round_trip(self, saved: Path) -> None:
         for found, expected in zip(model_directory.load(saved).intervals, INTERVALS, strict=True):

@@ -72,7 +72,7 @@ def whole(random_model: Callable[..., LisaMini], tmp_path_factory: pytest.TempPa
 
 
 def bytes_changed(content: bytes, rng: random.Random) -> bytes:
-    """A few bytes replaced, removed, doubled or put in, often near the beginning, where lengths and names stand."""
+    """A few bytes replaced, removed, duplicated or inserted, often near the beginning."""
     changed = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 5, 20))):
         place = min(int(rng.random() ** rng.choice((1, 3)) * len(changed)), max(len(changed) - 1, 0))
@@ -91,7 +91,7 @@ def bytes_changed(content: bytes, rng: random.Random) -> bytes:
 
 
 def json_changed(content: bytes, rng: random.Random) -> bytes:
-    """A value replaced by an odd one, a key more or less, at any depth."""
+    """A value replaced by an unusual one, or a key added or removed, at any depth."""
     found = json.loads(content)
     holder: Any = found
     while True:
@@ -111,7 +111,7 @@ def json_changed(content: bytes, rng: random.Random) -> bytes:
 
 
 def header_changed(content: bytes, rng: random.Random) -> bytes:
-    """A safetensors file with another header: other shapes, types and places than those of the data."""
+    """A safetensors file with shapes, types or offsets that do not match its data."""
     (length,) = struct.unpack("<Q", content[:8])
     header = json_changed(content[8 : 8 + length], rng)
     stated = len(header) if rng.random() < 0.8 else rng.choice((0, 1, length + 1, 2**31, 100_000_001, 2**63, 2**64 - 1))

@@ -37,7 +37,7 @@ def sign(directory: Path, key_file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the private keys of two signers, `one` and `two`, and a file with the public keys of each."""
+    """A folder with private keys of two signers, `one` and `two`, and a file of public keys of each."""
     folder = tmp_path_factory.mktemp("keys")
     for name in ("one", "two"):
         signatures.make_key(folder / name, folder / f"{name}.pub")
@@ -97,7 +97,7 @@ def test_a_forged_manifest_is_refused(signed: Path, keys: Path) -> None:
 
 
 def test_a_forged_file_is_not_parsed(signed: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parser may have a fault, or take all memory for a small file."""
+    """A parser may have bugs, or take all memory for a small file."""
     parsed: list[Path] = []
 
     def load_file(path: Path) -> None:
@@ -122,7 +122,7 @@ def test_without_keys_no_signature_is_required(unsigned: Path, keys: Path) -> No
 
 
 def test_keys_are_rotated(signed: Path, keys: Path, tmp_path: Path) -> None:
-    """One after the other: the new public key, models signed by it, and the old public key goes."""
+    """In order: add the new public key, sign models with it, remove the old public key."""
     both, other = tmp_path / "both", shutil.copytree(signed, tmp_path / "other")
     sign(other, keys / "two")
     both.write_bytes((keys / "one.pub").read_bytes() + b"\nsome words\n" + (keys / "two.pub").read_bytes())
@@ -178,7 +178,7 @@ class TestKeys:
         assert read_signing_key(keys / "two").public_key() not in found
 
     def test_files_without_a_key_are_refused(self, unsigned: Path, keys: Path, tmp_path: Path) -> None:
-        """And the models with them, whether they are signed or not."""
+        """No model loads then, signed or not."""
         rsa, encrypted = tmp_path / "rsa", tmp_path / "encrypted"
         assert openssl("genpkey", "-algorithm", "rsa", "-out", rsa).returncode == 0
         assert openssl("pkey", "-in", rsa, "-pubout", "-out", tmp_path / "rsa.pub").returncode == 0

@@ -55,7 +55,7 @@ def test_rows_equal_a_dict(known: list[str], asked: list[str]) -> None:
 
 @pytest.mark.parametrize("shape", ["{}", "item-{}", "SKU-{:08}", "B0{:06X}", "{:b}"])
 def test_numbered_names_are_found_within_few_probes(shape: str) -> None:
-    """Twice as many as ideal hashes need, which is 0.5 (1 + 1 / (1 - MAX_LOAD))."""
+    """Ideal hashes need 0.5 (1 + 1 / (1 - MAX_LOAD)) probes; twice as many are allowed."""
     names = StringTable.of(shape.format(number) for number in range(10_000))
     table = StringIndex.of(names).table
     place_of = np.empty(len(names), np.int64)
@@ -87,7 +87,7 @@ def test_match_levels_equal_their_definition(strings: list[str], wanted: str) ->
 
 @given(strings=st.lists(st.text("aAbB ß", max_size=8), max_size=30), wanted=st.text("aB ß", min_size=1, max_size=3))
 def test_occurrences_are_complete(strings: list[str], wanted: str) -> None:
-    """Also of a text that is said to be seldom, and where strings side by side have it together."""
+    """Also for texts reported as rare, and across adjacent strings."""
     table, text = StringTable.of(strings), wanted.encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(letter_pairs, "FEW_SHARE", 1_000)

@@ -19,7 +19,7 @@ from model.data.table import write_parquet
 
 @contextmanager
 def no_room() -> Iterator[None]:
-    """Let files end after 100 kB, as on a disk that is full."""
+    """Limit files to 100 kB, like a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:

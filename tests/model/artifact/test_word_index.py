@@ -35,7 +35,7 @@ TITLES = st.lists(st.lists(st.text(LETTERS, min_size=3, max_size=7), max_size=3)
 
 
 def mistyped(draw: st.DrawFn, word: str) -> str:
-    """A word that is being typed, with up to two typos."""
+    """A partly typed word with up to two typos."""
     word = word[: draw(st.integers(2, 7))]
     for _ in range(draw(st.integers(0, 2))):
         place, letter = draw(st.integers(0, len(word) - 1)), draw(st.sampled_from(LETTERS))
@@ -54,7 +54,7 @@ def searches(draw: st.DrawFn) -> tuple[list[str], str]:
 
 
 def levels_of(titles: Sequence[str], query: str, *, with_typos: bool) -> list[int]:
-    """The levels by the index; those without one are the same."""
+    """Match levels by the index, which must equal those without it."""
     strings, search = StringTable.of(titles), Search.of(query)
     levels: list[int] = WordIndex(strings).match_levels(search, with_typos=with_typos).tolist()
     assert match_levels(strings.folded, search, with_typos=with_typos).tolist() == levels
@@ -234,7 +234,7 @@ def test_titles_are_indexed_in_chunks() -> None:
 
 @given(st.lists(TITLES, min_size=1, max_size=6), st.data())
 def test_added_titles_match_like_initial_ones(pages: list[list[str]], data: st.DataObject) -> None:
-    """Between the searches so many are added that some are indexed, once or more often, and some are not."""
+    """Between searches, enough titles are added that some are indexed and some are not."""
     index, titles = GrowingWordIndex(), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(word_index, "MAX_UNINDEXED", data.draw(st.integers(1, 5)))
@@ -249,7 +249,7 @@ def test_added_titles_match_like_initial_ones(pages: list[list[str]], data: st.D
 
 
 def test_a_table_shorter_than_the_index_is_searched() -> None:
-    """As by a thread that has read the titles before another one has indexed more."""
+    """As by a thread that read the titles before another thread indexed more."""
     index, titles = GrowingWordIndex(), ["red pot", "blue pot"] * word_index.MAX_UNINDEXED
     for count in (len(titles), len(titles) // 2, 1, len(titles)):
         strings = StringTable.of(titles[:count])

@@ -14,7 +14,7 @@ COLOURS, THINGS = ("green", "black", "white", "oolong"), ("tea", "cup", "kettle"
 
 
 def described(rng: np.random.Generator) -> tuple[list[Description], NDArray[np.float32]]:
-    """Items of a colour and a kind, whose vectors are the sums of those of both, but for some noise."""
+    """Items with a colour and a kind; their vectors are the sums of both vectors plus noise."""
     colours, things = rng.normal(size=(len(COLOURS), WIDTH)), rng.normal(size=(len(THINGS), WIDTH))
     colour, thing = rng.integers(len(COLOURS), size=ITEMS), rng.integers(len(THINGS), size=ITEMS)
     titles = [Description(f"{COLOURS[one]} {THINGS[other]}") for one, other in zip(colour, thing, strict=True)]
@@ -62,7 +62,7 @@ def test_known_words_give_near_vectors_and_others_are_unknown() -> None:
 
 @pytest.mark.parametrize("lengths", [1.0, 1000.0])
 def test_vectors_of_a_shop_predict_those_of_the_model(lengths: float) -> None:
-    """However long they are; items without a vector do not count."""
+    """Regardless of their length; items without a vector are ignored."""
     rng = np.random.default_rng(2)
     vectors = rng.normal(size=(ITEMS, NUMBERS))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

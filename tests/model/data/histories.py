@@ -11,7 +11,7 @@ from model.data.interactions import Histories
 
 
 def packed(histories: Sequence[Any], weights: Any = None) -> Histories:
-    """The users' items one behind the other, each event with its weight or 1."""
+    """Histories concatenated, each event with its weight or 1."""
     item = np.array([item for history in histories for item in history], np.int32)
     starts = np.cumsum([0, *map(len, histories)])
     return Histories(item, np.ones(len(item), np.float32) if weights is None else weights, starts)

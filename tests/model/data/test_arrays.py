@@ -113,7 +113,7 @@ def test_a_bad_cell_is_named_in_any_chunk(tmp_path: Path, piece: int) -> None:
 
 
 def resident_kib(path: Path) -> int:
-    """The memory of this process that a mapped file takes."""
+    """Resident memory of a mapped file in KiB."""
     regions = re.findall(rf"{re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB", Path("/proc/self/smaps").read_text())
     return sum(map(int, regions))
 

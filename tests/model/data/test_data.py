@@ -31,7 +31,7 @@ def put(directory: Path, name: str, content: bytes) -> Path:
 
 
 def named(interactions: Interactions) -> list[tuple[str, str, int, str]]:
-    """The interactions as rows of names."""
+    """Interactions as rows of ids."""
     return [
         (
             interactions.user_ids[interactions.user[row]],

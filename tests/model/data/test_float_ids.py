@@ -33,7 +33,7 @@ def write(directory: Path, **columns: Sequence[float | None] | pl.Series) -> pl.
 
 
 def findings(directory: Path, frame: pl.DataFrame, column: str) -> list[Finding]:
-    """Check the events where the column has another name."""
+    """Check the events with the column renamed."""
     table = directory / "export.parquet"
     frame.rename({column: "own"}).write_parquet(table)
     return examine(table, TableMapping({"own": column}))["interactions"].findings

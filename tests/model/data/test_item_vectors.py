@@ -43,7 +43,7 @@ def test_a_table_without_vectors_gives_none(tmp_path: Path, cells: list[None] | 
 def test_a_model_learns_from_vectors(
     tmp_path: Path, rows: list[Any], write_rows: Make, tiny_config: Make, silent: Make
 ) -> None:
-    """The items of the shop stand on a ring, and so do their vectors."""
+    """The items of the shop form a ring, and so do their vectors."""
     directory = write_rows(tmp_path / "data", rows)
     angles = {f"i{item}": 2 * np.pi * item / 40 for item in range(40)}
     table = {"item_id": [*angles], "vector": [[np.cos(one), np.sin(one)] for one in angles.values()]}

@@ -37,7 +37,7 @@ def read(
 
 
 def orders_in(found: Interactions) -> set[frozenset[int]]:
-    """The orders that were found, as sets of places."""
+    """Orders found, as sets of row numbers."""
     numbers = order_numbers(found)
     return {frozenset(np.flatnonzero(numbers == one).tolist()) for one in set(numbers.tolist()) - {NO_ORDER}}
 

@@ -70,7 +70,7 @@ def test_categories_may_be_lists_of_texts(tmp_path: Path) -> None:
 
 
 def test_an_unknown_time_zone_is_reported(arrays: Arrays, tmp_path: Path) -> None:
-    """Of an Indian shop, as pandas writes 2026-01-01T10:00:00+05:30."""
+    """pandas writes 2026-01-01T10:00:00+05:30 of an Indian shop like this."""
     table = tmp_path / "interactions.parquet"
     times = pl.Series([1], dtype=pl.Datetime("us", "Israel"))
     pl.DataFrame({"user_id": ["u"], "item_id": ["i"], "timestamp": times}).write_parquet(table)

@@ -46,7 +46,7 @@ def popularity(histories: Items) -> Any:
 
 
 def random_histories(seed: int, users: int = 60, items: int = ITEMS) -> Items:
-    """Walks along the items, so that there is something to learn, each at its own pace."""
+    """Walks along the items at different speeds, so that there is something to learn."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 25, users)
     return [((rng.integers(items) + np.cumsum(rng.integers(0, 4, length))) % items).tolist() for length in lengths]
@@ -75,7 +75,7 @@ def test_markov_counts_what_followed_the_last_item(histories: Items, prefixes: I
 
 
 def follower_weights(histories: Items, window: int, count_decay: float) -> Any:
-    """How much the column's item followed the row's, counted one pair of events after the other."""
+    """How much the column's item followed the row's, counted by pairs of events."""
     counts = np.zeros((ITEMS, ITEMS))
     for history in histories:
         for place, item in enumerate(history):
@@ -184,7 +184,7 @@ class TestRidge:
     RIDGE = Ridge(width=4, l2=0.3, discount=0.2, decay_rates=(0.1, 1.0))
 
     def expected(self, histories: Items, weights: list[list[float]], prefixes: Items) -> Any:
-        """The regression with its penalty as further rows, one position and one item after the other."""
+        """The ridge regression with its penalty as additional rows, position by position."""
         data = packed(histories)
         vectors = item_codes.item_vectors(
             item_codes.cooccurrence(data.item, data.starts, ITEMS), self.RIDGE.width, seed=0

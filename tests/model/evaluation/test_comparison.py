@@ -107,7 +107,7 @@ def first(trained: Path) -> Artifact:
 
 
 def changed(model: Artifact, name: str, noise: float = 0.0, **training: Any) -> Artifact:
-    """The model as if it had been trained with other settings, and with noise in its biases."""
+    """The model with other training settings, and noise in its biases."""
     config = model.config.model_copy(update={"training": model.config.training.model_copy(update=training)})
     other = copy.deepcopy(model.model)
     with torch.no_grad():

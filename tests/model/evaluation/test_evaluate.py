@@ -34,7 +34,7 @@ from tests.model.data.histories import packed
 
 
 def table(directory: Path) -> dict[str, list[str]]:
-    """The items of every user, read without the code under test."""
+    """Items of every user, read independently of the code under test."""
     events = defaultdict(list)
     for number, line in enumerate((directory / "interactions.tsv").read_text().splitlines()[1:]):
         user, item, timestamp = line.split("\t")

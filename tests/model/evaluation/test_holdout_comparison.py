@@ -63,7 +63,7 @@ def make_model(names: str, seed: int = 0) -> Artifact:
 
 
 def table(*rows: tuple[str, str, int, int], kind: str = "click") -> pl.DataFrame:
-    """Of user, item, second and millisecond of logging, in any order."""
+    """Rows of user, item, second, and millisecond of logging, in any order."""
     frame = pl.DataFrame(rows, schema=["user_id", "item_id", "second", "logged_ms"], orient="row")
     return (
         frame.select(
@@ -80,7 +80,7 @@ def table(*rows: tuple[str, str, int, int], kind: str = "click") -> pl.DataFrame
 
 
 def split(events: pl.DataFrame, seen_ms: int, users_at_once: int = 9) -> tuple[pl.DataFrame, HoldoutComparison]:
-    """Mark the events of some users at a time, as a reader of a large log does, and split them."""
+    """Mark events in chunks of users, like the reader of a large log, and split them."""
     some = events.with_columns(piece=pl.col("user_id").rank("dense") // users_at_once)
     pieces = [mark_for_comparison(piece) for piece in some.partition_by("piece", include_key=False)]
     past, comparison = split_for_comparison(pl.concat(pieces).lazy(), seen_ms)
@@ -88,7 +88,7 @@ def split(events: pl.DataFrame, seen_ms: int, users_at_once: int = 9) -> tuple[p
 
 
 def split_as_a_whole(events: pl.DataFrame, seen_ms: int) -> tuple[pl.DataFrame, HoldoutComparison]:
-    """Split a table that is in memory, the plain way."""
+    """Split a table in memory directly."""
     user, time = pl.col("user_id"), pl.col("timestamp_us")
     place, is_last = pl.int_range(pl.len()).over(user), user.ne(user.shift(-1)).fill_null(True)
     is_new = pl.col("logged_ms") > seen_ms
@@ -116,7 +116,7 @@ def split_as_a_whole(events: pl.DataFrame, seen_ms: int) -> tuple[pl.DataFrame, 
 
 
 def rank_by_hand(model: Artifact, history: list[tuple[str, str]], answer: str, seen_rule: str) -> int:
-    """By one question at a time, and the engine's own scores."""
+    """Ranks of single questions by the engine's own scores."""
     ids = model.items.ids
     if answer not in ids:
         return MISS
@@ -148,7 +148,7 @@ def lifted(model: Artifact, followers: Followers, lift: Lift) -> Artifact:
 class TestRanks:
     @pytest.mark.parametrize("seen_rule", ["none", "all"])
     def test_of_a_batch_equal_single_questions(self, seen_rule: Any) -> None:
-        """Also of items that one of the models does not know, and of users of whom it knows nothing."""
+        """Including items unknown to one of the models, and unknown users."""
         rng = np.random.default_rng(1)
         kinds = ["click", "like", "dislike", "never heard of"]
         histories = [
@@ -201,7 +201,7 @@ class TestCut:
 
     @given(rows, st.integers(-1, 60))
     def test_no_answer_is_in_the_training_data(self, rows: list[tuple[str, str, int]], seen_ms: int) -> None:
-        """Each is the last event of a user, logged since, and asked for with all that was before it."""
+        """Each answer is the user's last event, logged since; everything before it is the history."""
         events = table(*((*row, logged_ms) for logged_ms, row in enumerate(rows)))
         past, comparison = split(events, seen_ms)
         asked = list(zip(comparison.histories, comparison.targets, strict=True))

@@ -27,7 +27,7 @@ Items = list[list[int]]
 
 
 def chains(seed: int, users: int = 150) -> Items:
-    """Triples A -> B -> C of neighbouring items, one random triple after the other."""
+    """Random triples A -> B -> C of neighbouring items."""
     rng = np.random.default_rng(seed)
     return [
         [3 * triple + place for triple in rng.integers(0, ITEMS // 3, rng.integers(2, 9)) for place in range(3)]
@@ -36,7 +36,7 @@ def chains(seed: int, users: int = 150) -> Items:
 
 
 def prefers(best: int, epochs: int) -> Callable[[Scorer], float]:
-    """Judges one epoch at each call, and finds only one of them good."""
+    """Evaluates one epoch per call, and prefers one of them."""
     qualities = iter([float(epoch == best) for epoch in range(epochs)])
     return lambda _: next(qualities)
 

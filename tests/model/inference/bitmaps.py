@@ -1,4 +1,4 @@
-"""The oracle of ``model.inference.bitmap``: numpy packs the bits."""
+"""Oracle for ``model.inference.bitmap``: bits packed by numpy."""
 
 from __future__ import annotations
 

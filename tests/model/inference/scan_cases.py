@@ -1,4 +1,4 @@
-"""Made-up catalogues and queries for scans, and brute force to compare a scan with."""
+"""Random catalogues and queries for scans, and brute force for comparison."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ScanCase:
 def scores_one_by_one(
     codes: NDArray[np.uint8], bias: Floats, products: torch.Tensor, lifted: Lifted[torch.Tensor]
 ) -> Floats:
-    """The bias, the books in order, then the gains in order; a rounding to float32 after each."""
+    """Sum bias, books in order, then gains in order; each step rounds to float32."""
     every = np.repeat(bias[None], len(products), axis=0)
     for scores, table, followers, gains in zip(every, products.numpy(), *lifted, strict=True):
         for row, column in zip(table, codes.T, strict=True):
@@ -103,7 +103,7 @@ def sorted_best(scores: Floats, mask: NDArray[np.bool_], k: int) -> tuple[list[i
 
 
 def boosted(expected: Floats, gains: list[float], seed: int) -> tuple[Boosts, Floats]:
-    """Sets of items that gain so much, and often items that gain something each; and the scores with these gains."""
+    """Sets of items with gains, often with gains of single items; and the scores with both."""
     rng = np.random.default_rng(seed)
     members = rng.random((len(gains), expected.shape[1])) < rng.choice([0, 0.01, 0.5, 1])
     scores = expected.copy()

@@ -158,7 +158,7 @@ def test_long_lists_are_not_captured(batches: CapturedBatches) -> None:
 
 
 class PlainScan(TorchScan):
-    """What ``TritonScan`` finds, without Triton's interpreter, which is slow."""
+    """Equivalent of ``TritonScan`` without Triton's slow interpreter."""
 
     def bounds_blocks(self, k: int) -> bool:
         return k <= self.items
@@ -177,7 +177,7 @@ WORDS = random_bitmaps(1).shape[1]
 
 
 class DelayedBatch:
-    """A batch of ``AnyOrder``; so many of its stages are done."""
+    """A batch of ``AnyOrder`` with this many finished stages."""
 
     def __init__(self, pipeline: AnyOrder, stages: Stages) -> None:
         self.pipeline, self.stages, self.done = pipeline, stages, 0
@@ -188,7 +188,7 @@ class DelayedBatch:
 
 
 class AnyOrder:
-    """A device that begins nothing before somebody waits, and then does it in any order that streams allow."""
+    """A fake device that starts work only when waited for, in any order that streams allow."""
 
     def __init__(self, seed: int) -> None:
         self.order: list[int] = []  # of the streams whose turn it was
@@ -238,7 +238,7 @@ def test_concurrent_batches_do_not_affect_each_other(model: LisaMini, callers: i
 
 
 class Protocolled(SerialPipeline):
-    """Notes which batches were begun and waited for, by number."""
+    """Records which batches were started and waited for, by number."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ def by_definition(
     before: list[list[int]],
     room: dict[int, int],
 ) -> list[int]:
-    """For each place the best of the first WINDOW items that are left and whose labels all have room."""
+    """For each position, the best of the first WINDOW remaining items whose labels have room."""
 
     def likeness(item: int) -> float:
         others = before + [codes[place] for place in chosen]
@@ -91,7 +91,7 @@ def as_labels(labels: list[list[int]]) -> ItemLabels:
 
 
 def used(labels: list[list[int]], chosen: Iterable[int]) -> Counter[int]:
-    """How many of the chosen items each label has."""
+    """Number of chosen items by label."""
     return Counter(label for item in chosen for label in set(labels[item]))
 
 

@@ -46,7 +46,7 @@ def engine(model: LisaMini, in_memory: Wrap, device: str) -> Engine:
 
 @pytest.fixture(scope="module")
 def tying(random_model: Make, in_memory: Wrap, device: str) -> Engine:
-    """An engine of items that tie: only the codes tell them apart."""
+    """An engine whose items tie except by their codes."""
     model = random_model(SHAPE, ITEMS)
     with torch.no_grad():
         model.bias.zero_()
@@ -72,7 +72,7 @@ def random_queries(engine: Engine, count: int, seed: int = 0) -> Queries:
 def lifted(
     scores: torch.Tensor, recent: torch.Tensor, model: LisaMini, decay: float = 0.7, count: int = 5
 ) -> torch.Tensor:
-    """Scores (Q, N) with what following the newest items adds, one follower after the other."""
+    """Scores (Q, N) plus the lift by the newest items, one follower at a time."""
     scores = scores.clone()
     for row, newest in zip(scores, recent.tolist(), strict=True):
         for steps_ago, item in enumerate(newest[:count]):

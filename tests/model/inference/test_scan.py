@@ -128,7 +128,7 @@ def test_block_order_and_pruning_do_not_change_results(path: ScanPath, seed: int
 
 @pytest.mark.parametrize("below", [253, 254, 255, 256, 300])
 def test_an_item_at_the_pruning_bound_is_kept(path: ScanPath, below: int) -> None:
-    """Whole numbers, for which float32 is exact: two items tie for the last place, the full budget below the best."""
+    """With integers, exact in float32, two items tie for the last place at the full budget."""
     products = torch.zeros(1, 2, 256)
     products[0, 0] = -torch.arange(256.0)
     products[0, 1, 1] = -below + 100
@@ -144,7 +144,7 @@ def test_an_item_at_the_pruning_bound_is_kept(path: ScanPath, below: int) -> Non
 
 
 def test_ties_with_lifted_items_go_to_earlier_rows(path: ScanPath) -> None:
-    """The best scores are 0, and so is the margin for rounding errors."""
+    """The best scores and the margin for rounding errors are 0."""
     items, words = 70_000, 256
     codes = np.sort(np.random.default_rng(0).integers(0, words, (items, 2), np.uint8), axis=0)
     products = torch.zeros(1, 2, words)
@@ -157,7 +157,7 @@ def test_ties_with_lifted_items_go_to_earlier_rows(path: ScanPath) -> None:
 
 @pytest.mark.parametrize("words", [64, 256])
 def test_a_sample_without_allowed_items_prunes_nothing(path: ScanPath, words: int) -> None:
-    """Few biases leave levels of the bias empty, and few words leave a part of the deficits unused."""
+    """Few biases leave bias levels empty, and few codewords leave a part of the deficits unused."""
     items, rng = 70_000, np.random.default_rng(words)
     codes = rng.integers(0, words, (items, 4), np.uint8)
     codes = codes[np.lexsort(codes.T[::-1])]

@@ -16,7 +16,7 @@ WORDS = 64
 
 
 def gains_before_a_guard_page(items: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Return a gain of 0.01 for each item, in memory that ends with the last one."""
+    """A gain of 0.01 for each item, in memory that ends with the last item."""
     size = -(-items * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, size + mmap.PAGESIZE)
     begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -27,7 +27,7 @@ def gains_before_a_guard_page(items: int) -> np.ndarray[tuple[int], np.dtype[np.
 
 
 def scan() -> None:
-    """Find more items than there are in the other blocks, so that there is no bound when the last one is read."""
+    """Request more items than other blocks have, so that the last item is read without a bound."""
     rng, items, k = np.random.default_rng(0), 1_000, 900
     codes = rng.integers(0, WORDS, (items, 8), np.uint8)
     products = rng.standard_normal((1, 8, WORDS)).astype(np.float32)

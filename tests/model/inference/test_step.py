@@ -37,7 +37,7 @@ shapes = st.builds(
 
 
 def random_states(shape: ModelConfig, users: int, seed: int) -> tuple[Any, Any, Any]:
-    """Half of the bins are empty, and the scale of each row is its own."""
+    """States with half of the bins empty, and a different scale for each row."""
     rng = np.random.default_rng(seed)
     cells = users, len(shape.decay_rates), shape.history_codebooks, shape.history_codewords
     histograms = rng.random(cells) * (rng.random(cells) < 0.5)
@@ -166,7 +166,7 @@ def test_other_shapes_are_refused(small: Step, place: int) -> None:
 
 
 def test_states_are_read_without_copies_or_recompilation(small: Step) -> None:
-    """Fields of records at odd addresses in read-only bytes."""
+    """Record fields at unaligned addresses in read-only memory."""
     histograms, last, recent = random_states(ModelConfig(), 3, seed=0)
     layout = np.dtype([("odd", "u1"), ("last", "<i4"), ("bins", "<f4", histograms.shape[1:]), ("recent", "<i4", (5,))])
     records = np.zeros(3, layout)

@@ -1,4 +1,4 @@
-"""The oracle of repurchase intervals: plain lists, one item at a time."""
+"""Oracle for repurchase intervals: plain lists, one item at a time."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class NaiveDue(NamedTuple):
 
 
 def gaps_of(days: Iterable[float]) -> list[float]:
-    """The days between purchases of one item by one user, without those within an order."""
+    """Days between purchases of an item by a user, without those within an order."""
     return [later - sooner for sooner, later in pairwise(sorted(days)) if later - sooner > ORDER_DAYS]
 
 
 def due(ages_days: Sequence[float], intervals: Intervals, row: int) -> NaiveDue:
-    """How due one item is, which was bought so many days ago."""
+    """How due one item is after purchases this many days ago."""
     log_days, spread, repeat_share = (float(part[row]) for part in intervals[:3])
     gaps = gaps_of(ages_days)
     median = exp((INTERVAL_STRENGTH * log_days + sum(map(log, gaps))) / (INTERVAL_STRENGTH + len(gaps)))
@@ -65,7 +65,7 @@ def _shrunk(values: Sequence[tuple[int, float]], category: Sequence[int]) -> lis
 def learned(
     rows: Iterable[tuple[int, int, float]], category: Sequence[int]
 ) -> tuple[list[float], list[float], list[float]] | None:
-    """What is learned of purchases (user, item, day), in the order of the table's parts; None for nothing."""
+    """Learned statistics of purchases (user, item, day), in the order of the table's fields; None if empty."""
     bought: dict[tuple[int, int], list[float]] = defaultdict(list)
     days_of: dict[int, list[float]] = defaultdict(list)
     for user, item, day in rows:

@@ -1,4 +1,4 @@
-"""The similarity of items by numpy, in float64."""
+"""Item similarity in numpy, in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Floats = NDArray[np.float64]
 
 
 def similarities(model: Lisa) -> Floats:
-    """Return the similarity of each item (rows) to each other one (columns): (N, N)."""
+    """Similarity of each item (rows) to each other one (columns): (N, N)."""
     target, history = (one.numpy(force=True).astype(float) for one in (model.target_codebooks, model.codebooks))
     codes = [one.numpy(force=True) for one in (model.target_codes, model.history_codes)]
     vectors = np.hstack([_centred_sums(codes[0], target, 1.0), _centred_sums(codes[1], history, 0.5)])

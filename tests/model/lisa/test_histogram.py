@@ -15,7 +15,7 @@ from model.lisa.histogram import history_histogram, running_histograms
 
 
 def folded(codes: Any, weights: Any, decay_rates: Any, codewords: int) -> list[Any]:
-    """The states after every event, by the recurrence of docs/reference/model.md, in double precision."""
+    """States after every event, by the recurrence of docs/reference/model.md in double precision."""
     state = np.zeros((len(decay_rates), codes.shape[1], codewords))
     states = []
     for event, weight in zip(codes, weights, strict=True):

@@ -25,14 +25,14 @@ orders_of = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=8), max_size=1
 
 
 def counted(orders: list[list[int]], count: int = ITEMS, items: int = ITEMS) -> Complements:
-    """What the orders make, whose events come by turns."""
+    """Complements learned from the orders, whose events are interleaved."""
     events = [(place, order, item) for order, bought in enumerate(orders) for place, item in enumerate(bought)]
     by_turns = np.array(sorted(events), np.int64).reshape(-1, 3)
     return strongest_complements(by_turns[:, 1], by_turns[:, 2], items, count)
 
 
 def scores_of(orders: list[list[int]]) -> dict[int, dict[int, float]]:
-    """The oracle: of each item, the scores of what stands in one order with it."""
+    """The oracle: scores of the items that share an order with each item."""
     baskets = [list(dict.fromkeys(one)) for one in orders if len(set(one)) > 1]
     of_item = Counter(item for basket in baskets for item in basket)
     pairs: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))

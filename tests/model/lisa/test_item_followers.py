@@ -22,7 +22,7 @@ Histories = list[list[int]]
 
 
 def shares_of(histories: Histories, decay: float) -> dict[int, dict[int, float]]:
-    """Of each item, the shares of what followed it, written as plainly as possible."""
+    """Shares of the followers of each item, by plain counting."""
     weights: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for history in histories:
         for place, item in enumerate(history):

@@ -55,7 +55,7 @@ def test_learned_intervals_equal_plain_lists(rows: list[tuple[int, int, float]],
 def test_baskets_of_anonymous_customers_are_ignored(
     rows: list[tuple[int, int, float]], baskets: list[list[int]]
 ) -> None:
-    """As those of a till without a customer's card, each sent as a user of its own."""
+    """As from a till, each basket sent as a new user."""
     tills = [(9 + number, item, 3.0) for number, basket in enumerate(baskets) for item in basket]
 
     def learned(rows: list[tuple[int, int, float]]) -> list[list[float]]:
@@ -90,7 +90,7 @@ def test_an_item_outside_the_table_uses_the_average_interval(days: float, seed: 
 
 
 def scores_at(*days_of_each: list[float]) -> list[float]:
-    """Scores of items that are bought again after 10 days, by 3 in 10 of their buyers."""
+    """Scores of items with an interval of 10 days and a repeat rate of 3 in 10."""
     rows = [(item, age) for item, ages in enumerate(days_of_each) for age in ages]
     intervals = Intervals(
         np.full(ITEMS + 1, np.log(10), np.float32),

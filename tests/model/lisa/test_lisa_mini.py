@@ -42,7 +42,7 @@ def history(length: int, seed: int) -> tuple[Any, Any]:
 
 
 def states(model: LisaMini, items: Any, weights: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The states after every event: histograms, the last item and the newest items."""
+    """States after every event: histograms, last item and newest items."""
     codes = model.history_codes.numpy()[items]
     shape = model.config
     newest = [

@@ -1,4 +1,4 @@
-"""Networks of all mechanisms, small enough to step through in a test."""
+"""Small networks of all mechanisms for stepping in tests."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_the_best_epoch_may_precede_the_freezing_of_codes(
 
 @pytest.mark.parametrize("name", ["transformer-paper", "lisa-base-paper", "gated-linear"])
 def test_training_learns_the_next_item(shop: Path, silent: Make, tmp_path: Path, name: str) -> None:
-    """Four steps in five go to the next item of the ring."""
+    """Four steps in five lead to the next item of the ring."""
     wanted = recipe(name, epochs=12, loss="softmax")
     model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
     found = evaluate.evaluate([model], shop, "loo_full", "none").to_json()
@@ -192,7 +192,7 @@ class TestMigration:
     @pytest.mark.parametrize("name", ["lisa-base", "lisa-mini-paper", "lisa-soft"])
     @torch.inference_mode()
     def test_loses_only_the_quantisation_error(self, name: str) -> None:
-        """Histories are read, and items scored, at the scale at which the other network learned to."""
+        """The scales for reading histories and scoring items are taken over."""
         before, net, found = network("transformer-paper"), network(name, codewords=60), torch.randn(3, 12)
         net.migrate(before)
         torch.testing.assert_close(net.vectors() * net.read_scale, before.vectors() * before.read_scale)

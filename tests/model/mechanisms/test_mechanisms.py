@@ -41,7 +41,7 @@ def test_steps_equal_the_parallel_forward(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONSTANT)
 def test_parallel_gradients_equal_those_of_stepping(name: str) -> None:
-    """Of every weight: what is written by hand for the way back against autograd, step after step."""
+    """For every parameter, the manual backward pass against autograd through the steps."""
     net = network(name).double()
     items, wanted = torch.randint(ITEMS, (2, 9)), torch.randn(2, 9, 12, dtype=torch.float64)
     lengths = torch.tensor([9, 9])
@@ -59,7 +59,7 @@ def test_parallel_gradients_equal_those_of_stepping(name: str) -> None:
 
 
 def steps(net: MechanismNetwork, items: torch.Tensor, distinct: DistinctItems) -> list[torch.Tensor]:
-    """The queries after each event of histories of the same length, from the state alone."""
+    """Queries after each event of histories of equal length, from the state alone."""
     assert net.mechanism.state_shape is not None
     state, queries = distinct.targets.new_zeros(len(items), *net.mechanism.state_shape), []
     for event in range(items.shape[1]):
@@ -81,7 +81,7 @@ def test_outputs_are_causal_and_ignore_padding(name: str) -> None:
 
 
 class TestHistograms:
-    """The pass over prefixes, against histograms that are counted one by one."""
+    """The pass over prefixes against histograms counted individually."""
 
     def case(self, seed: int = 0) -> tuple[torch.Tensor, ...]:
         torch.manual_seed(seed)
@@ -201,7 +201,7 @@ class TestQuantiser:
         assert one_hot.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
 
     def test_gradients_use_the_straight_through_estimator(self) -> None:
-        """As if the codes were the shares that they were chosen by, everywhere after the choice."""
+        """Gradients after the choice equal those of the shares it was made from."""
         torch.manual_seed(0)
         made = Quantiser(5, 1, 4).double()
         vectors, wanted = (torch.randn(6, 5, dtype=torch.float64) for _ in range(2))

@@ -66,7 +66,7 @@ def test_an_error_reaches_the_consumer() -> None:
 def test_training_with_prefetching_in_bfloat16_learns_the_same(
     shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parts of a training on a GPU that a CPU has, too."""
+    """The parts of a GPU training that also run on a CPU."""
     pinned: list[str] = []
 
     def pin(batch: PositionBatch) -> PositionBatch:

@@ -31,7 +31,7 @@ class TestBatches:
         return Histories(item, weights, np.cumsum([0, *lengths]))
 
     def expected(self, histories: Histories, codes: Any) -> Counter[Any]:
-        """Every position with a successor, from the prefix of its history."""
+        """Every position with a successor, with its prefix of the history."""
         positions: Counter[Any] = Counter()
         for begin, end in zip(histories.starts[:-1], histories.starts[1:], strict=True):
             for now in range(begin + 1, end):

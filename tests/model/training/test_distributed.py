@@ -51,14 +51,14 @@ def alone(shop: Path, config: Config, silent: Make, tmp_path_factory: pytest.Tem
 
 
 def given(count: int) -> list[dict[str, str]]:
-    """What torchrun adds to the environments of its processes."""
+    """Environment variables that torchrun sets for its processes."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     shared |= {"TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": str(ROOT)}
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
 def run_together(count: int, *arguments: object) -> list[tuple[int, str, str]]:
-    """Run the script in processes as torchrun does: their statuses and outputs."""
+    """Run the script in processes like torchrun; return their statuses and outputs."""
     processes = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), *map(str, arguments)],
@@ -74,7 +74,7 @@ def run_together(count: int, *arguments: object) -> list[tuple[int, str, str]]:
 
 
 def assert_same(one: Artifact, other: Artifact) -> None:
-    """The same codes, and up to rounding the same losses and scores."""
+    """Assert equal codes, and equal losses and scores up to rounding."""
     assert one.config == other.config
     np.testing.assert_array_equal(one.target_codes, other.target_codes)
     for name, tolerance in (("loss", 1e-4), ("ndcg_at_10", 5e-3)):

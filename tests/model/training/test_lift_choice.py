@@ -40,7 +40,7 @@ LIFTS = [Lift(8, *each) for each in product((0.0, 0.75, 12.0), (0.4,), (0.01, 0.
 
 
 def lifted_scores(plain: list[float], newest: list[int], followers: Followers, lift: Lift) -> list[float]:
-    """The scores of a user with the lift, item by item."""
+    """Scores of a user with the lift, item by item."""
     scores = list(plain)
     for steps_ago, item in enumerate(newest[: lifting_items(lift.decay)]):
         fade = math.exp(-lift.decay * steps_ago)
@@ -86,7 +86,7 @@ def test_ranks_equal_those_of_lifted_scores(
 
 
 class Scripted(LiftedRanks):
-    """Ranks by a script: which share of the users finds its item with a lift, the same first ones of both halves."""
+    """Scripted ranks: the share of users whose item is a hit for each lift, the same users in both halves."""
 
     def __init__(self, users: int, shares: dict[Lift, float]) -> None:
         self._users, self._shares = users, shares
@@ -102,7 +102,7 @@ class TestChoice:
     SLOWER = USUAL._replace(strength=1.5, decay=0.05)
 
     def chosen(self, shares: dict[Lift, float], users: int = USERS, **training: Any) -> Lift:
-        """What is chosen where a lift has such a share of hits, and others none."""
+        """The chosen lift if lifts have these hit rates, and others none."""
         histories, config = packed([[0, 1, 2], [1, 2, 3]]), Config(training=TrainConfig(**training))
         return LiftChooser(histories, ITEMS, config).choose(Scripted(users, shares)).lift
 

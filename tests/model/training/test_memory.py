@@ -30,7 +30,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _process_that_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests have left in memory does not count."""
+    """Ignore memory that other tests have left allocated."""
     monkeypatch.setattr(memory, "resident_bytes", lambda: 0)
 
 

@@ -24,7 +24,7 @@ CHECKPOINT_FILES = (BEST_CHECKPOINT, LAST_CHECKPOINT)
 
 
 def same_files(one: Path, other: Path) -> bool:
-    """Weights, configuration and catalogue; the metrics tell how long it took."""
+    """Compare weights, configuration and catalogue; metrics contain durations."""
     names = (model_directory.WEIGHTS, model_directory.CONFIG, model_directory.ITEMS)
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
@@ -54,7 +54,7 @@ def uninterrupted(shop: Path, config: Config, silent: Make, tmp_path_factory: py
 class TestResuming:
     @pytest.fixture
     def interrupted(self, shop: Path, config: Config, silent: Make, tmp_path: Path) -> Path:
-        """Where a training was interrupted after its second epoch."""
+        """A training interrupted after its second epoch."""
         with pytest.raises(KeyboardInterrupt):
             train.train(shop, tmp_path / "model", config, progress=silent(stop_after=1))
         return tmp_path / "model"

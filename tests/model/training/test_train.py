@@ -46,7 +46,7 @@ def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def popularity_hit_rate(directory: Path) -> float:
-    """HR@10 of recommending what trained most, on the events that loo holds out."""
+    """HR@10 of popularity on the events that loo holds out."""
     interactions = read_interactions(directory)
     parts = split(interactions, "loo")
     counts = Counter(interactions.item[parts.train].tolist())
@@ -135,7 +135,7 @@ def test_the_default_lift_is_used_without_validation(
 
 
 def ends_with(model: LisaMini, weights: dict[str, torch.Tensor]) -> bool:
-    """Whether a model is what comes of these weights when training is over."""
+    """Whether a model equals the given weights after training."""
     expected = deepcopy(model)
     expected.load_state_dict(weights)
     expected.fold_norms_and_round()
@@ -163,7 +163,7 @@ def test_every_stage_is_reported(shop: Path, tmp_path: Path, tiny_config: Make, 
 
 
 def weights_by_epoch(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
-    """Train to the end; the weights after every epoch."""
+    """Train to the end; return the weights after every epoch."""
     weights = []
 
     class Watching(Progress):
@@ -178,7 +178,7 @@ class TestEarlyStopping:
     def train_on_script(
         self, monkeypatch: pytest.MonkeyPatch, shop: Path, directory: Path, config: Config, script: list[float]
     ) -> tuple[Trainer, list[dict[str, torch.Tensor]]]:
-        """A training whose validation follows a script, and its weights after every epoch."""
+        """Train with scripted validation; return the result and the weights after every epoch."""
         interactions = read_interactions(shop)
         training = config.training.model_copy(update={"lift_strength": DEFAULT_LIFT_STRENGTH})  # none is chosen
         config = config.model_copy(update={"training": training})
@@ -223,7 +223,7 @@ class TestEarlyStopping:
     def test_evaluates_the_model_that_would_be_served(
         self, shop: Path, tmp_path: Path, tiny_config: Make, in_memory: Make
     ) -> None:
-        """Which an engine ranks by, at each strength of the lift."""
+        """As ranked by an engine, for each strength of the lift."""
         interactions = read_interactions(shop)
         parts, config = split(interactions, "loo"), tiny_config(epochs=3)
         trainer = trainer_on(interactions, parts, config, tmp_path)
@@ -246,7 +246,7 @@ class TestEarlyStopping:
     def test_ends_early_on_a_memorised_table(
         self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make
     ) -> None:
-        """Nothing is to be learned from what is drawn at random but how popular the items are."""
+        """Random events teach nothing except popularity."""
         rng, popular = np.random.default_rng(0), 1 / np.arange(1, 81)
         draws = rng.choice(80, (60, 15), p=popular / popular.sum())
         rows = [(f"u{user}", f"i{item}", place) for user, items in enumerate(draws) for place, item in enumerate(items)]
@@ -263,7 +263,7 @@ class TestEarlyStopping:
 
 
 def changed_rows(rows: list[Any], held_out: int) -> list[Any]:
-    """The rows of a shop whose last ``held_out`` items of every customer but the first are exchanged."""
+    """Rows of a shop in which the last ``held_out`` items of all customers but the first are exchanged."""
     by_user: dict[str, list[Any]] = {}
     for row in rows:
         by_user.setdefault(row[0], []).append(row)
@@ -278,11 +278,11 @@ def changed_rows(rows: list[Any], held_out: int) -> list[Any]:
 
 
 class TestNoLeakage:
-    """Held-out events never reach the weights. The item order is the file's, which the first customer fixes."""
+    """Held-out events never affect weights; the first customer fixes the item order."""
 
     @pytest.fixture
     def weights(self, rows: list[Any], tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> Make:
-        """Gives the weights after one epoch where the last items of every customer but the first were exchanged."""
+        """Returns weights after one epoch with the last items of all customers but the first exchanged."""
 
         def train_on_changed(held_out: int, train_on: str) -> dict[str, torch.Tensor]:
             directory, changed = tmp_path / str(held_out), changed_rows(rows, held_out)

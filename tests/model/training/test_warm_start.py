@@ -36,7 +36,7 @@ NEW = {f"i{item}" for item in range(36, 40)}
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory, write_rows: Make, tiny_config: Make, silent: Make) -> Artifact:
-    """A model of the shop before it had four of its items, in another order."""
+    """A model of the shop without four of its items, in another order."""
     from tests.model.conftest import shop_rows
 
     place = tmp_path_factory.mktemp("before")
@@ -90,7 +90,7 @@ def test_a_small_catalogue_gets_and_keeps_finer_target_codes(before: Artifact) -
 
 
 def test_new_items_get_vectors_near_items_chosen_together(before: Artifact, after: Artifact) -> None:
-    """The shop's customers walk along a ring: an item's neighbours are the numbers beside its own."""
+    """Customers walk along a ring, so neighbours of an item have adjacent numbers."""
     vectors = after.model.item_vectors().detach().numpy()
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     rows = after.items.rows
@@ -148,7 +148,7 @@ def test_evaluation_refuses_a_base_model_that_knows_test_events(
 
 
 def purchases(users: int, begin: int, end: int, count: int) -> list[tuple[str, str, int]]:
-    """Rows of purchases between two moments."""
+    """Rows of purchases between two times."""
     rng = np.random.default_rng(begin)
     chosen = rng.integers(users, size=count), rng.integers(20, size=count), np.linspace(begin, end - 1, count)
     return [(f"u{user}", f"i{item}", int(time_s)) for user, item, time_s in zip(*chosen, strict=True)]

@@ -23,7 +23,7 @@ EPOCHS = 2
 
 
 class KilledAfter(Silent):
-    """Progress that ends its process as kill -9 does, after an epoch."""
+    """Progress that kills its process with SIGKILL after an epoch."""
 
     @override
     def epoch(self, report: EpochReport) -> None:
@@ -32,7 +32,7 @@ class KilledAfter(Silent):
 
 
 def main(data: str, out: str, last_epoch: str = "", memory: str = "", dtype: str = "float32") -> None:
-    """Train, or resume what there is; print what a command prints of an error."""
+    """Train, or resume; print errors like a command."""
     torch.set_num_threads(1)
     setattr(trainer, "matmul_dtype", lambda _: getattr(torch, dtype))  # noqa: B010 (mypy) -- sums in bfloat16 differ by more
     processes = Processes.joined()

@@ -183,7 +183,7 @@ def test_booleans_keep_their_type_in_mixed_columns(tmp_path: Path) -> None:
 
 
 def test_readable_lines_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's parser would take three times as long as polars's, which tells booleans from numbers in lines."""
+    """Python's parser takes three times as long as polars's, which distinguishes booleans from numbers."""
     monkeypatch.setattr(json_records, "_first_problem", Mock(side_effect=AssertionError))
     content = in_lines([{"item_id": "a", "new": True, "price": 1}, {"item_id": "b", "new": False, "price": 2.5}])
     frame = json_records.json_records(tmp_path / "items.jsonl", content)
