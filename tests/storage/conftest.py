@@ -13,13 +13,13 @@ from tests.storage.redis.servers import RedisCluster, RedisServer, expected_serv
 
 @pytest.fixture(params=STORES)
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty store, for `stores.open_store`; the tests run once for each kind of store."""
+    """Address of an empty store for `stores.open_store`; tests run once per kind of store."""
     return new_address(request.param, tmp_path / "store")
 
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read and save in pages so small that users and partitions cross their ends."""
+    """Shrink pages, so that users and partitions cross their boundaries."""
     monkeypatch.setattr(storage.sqlite.log, "LOG_PAGE", 7)
     monkeypatch.setattr(storage.redis.log.user_log, "STREAM_PAGE", 3)
     monkeypatch.setattr(storage.redis.log.user_log, "USER_PAGE", 3)
@@ -37,7 +37,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def any_server() -> Iterator[RedisServer]:
-    """For what does not depend on the kind of server."""
+    """A server for tests that do not depend on its kind."""
     server = new_server("redis-server")
     yield server
     server.stop()
@@ -50,7 +50,7 @@ def cluster() -> RedisCluster:
 
 @pytest.fixture(params=["redis-server", "valkey-server"])
 def own_cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
-    """One to break."""
+    """A cluster that the test may break."""
     cluster = RedisCluster(timeout_ms=1_000, server=request.param)
     yield cluster
     cluster.stop()

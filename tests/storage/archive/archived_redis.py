@@ -1,4 +1,4 @@
-"""Redis stores with an archive, users with numbered events, the archiver's turns, and what must hold afterwards."""
+"""Redis stores with an archive: numbered events of users, archiver rounds, and invariants afterwards."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def ids_of(user_id: str, count: int) -> list[str]:
 
 
 async def append_all(store: RedisStore, begin: int, end: int) -> int:
-    """Append these events of every user; return how many were new."""
+    """Append these numbers of events for every user; return how many were new."""
     events = [click(f"{user_id}-{number}", user_id) for user_id in USERS for number in range(begin, end)]
     return sum(not result.duplicate for result in await store.append("main", events))
 
 
 async def seen_of(store: RedisStore) -> dict[str, Any]:
-    """Everything that a reader sees of the users."""
+    """Everything that readers see of the users."""
     logs = {user_id: [entry.record for entry in await store.events("main", user_id, limit=1000)] for user_id in USERS}
     states = await store.states("main", USERS, GENERATION)
     return {"logs": logs, "states": states}
@@ -67,7 +67,7 @@ def turn(server: RedisServer, directory: Path | Folder, *, keep_tail_s: float = 
 
 
 def move_all(server: RedisServer, directory: Path | Folder, tail: str = "the last entry stays") -> None:
-    """Archive and trim everything; further events of other users take the place of what has to stay."""
+    """Archive and trim everything; events of other users are the entries that have to stay."""
 
     async def fill() -> None:
         async with opened(server, directory) as store:
@@ -85,7 +85,7 @@ def uuid7(ms: int, number: int = 0) -> str:
 
 
 def in_stream(server: RedisServer, partition: int) -> tuple[list[int], int]:
-    """The numbers of the entries in the stream, and the newest number there ever was."""
+    """Numbers of the entries in the stream, and the highest number ever used."""
     with server.client.pipeline(transaction=True) as pipe:
         pipe.xrange(Keyspace("lisarec", FEW_PARTITIONS).log(partition))
         pipe.get(f"lisarec:{{p{partition}}}:seq")
@@ -94,7 +94,7 @@ def in_stream(server: RedisServer, partition: int) -> tuple[list[int], int]:
 
 
 def assert_nothing_is_missing_or_twice(server: RedisServer, directory: Path | Folder) -> None:
-    """Of each partition, the archive and the stream have every entry; the stream all that the archive has not."""
+    """Assert that each partition has every entry once, in the archive or in the stream."""
     with ArchiveWriter.open(directory) as writer:
         tables = [pl.read_parquet(file.local_path(as_folder(directory))) for file in writer.manifest.files]
         taken = pl.concat(tables) if tables else pl.DataFrame({"partition": [], "seq": []})

@@ -1,4 +1,4 @@
-"""Archivers that are killed, and a process that dies before a call of choice, of those that change anything outside."""
+"""Killed archivers, and a process that dies before a chosen call that changes disk, bucket or Redis."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ CALLS = [
 
 
 class Died(BaseException):
-    """Stands for a kill: nothing between here and the test runs any more, save what lets go of locks."""
+    """Simulates a kill: no code runs up to the test, except for the release of locks."""
 
 
 @contextmanager
 def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
-    """Die before the call number `count` of `CALLS`."""
+    """Die before call number `count` of `CALLS`."""
     left = count
 
     def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
 def assert_every_death_leaves_both_right(
     server: RedisServer, archive: Path | Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Die at every call in turn; what the one before has left is taken up by the next."""
+    """Die at every call in turn; each round continues after the previous death."""
 
     async def append(number: int) -> None:
         async with opened(server, archive) as store:
@@ -141,7 +141,7 @@ def kill_archivers(server: RedisServer, archive: Path | Folder, place: str, dela
 
 
 def kill_at_work(command: Sequence[str], after_s: float) -> None:
-    """Kill an archiver that long after its first turn."""
+    """Kill an archiver this long after its first round."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline()  # the first turn is done

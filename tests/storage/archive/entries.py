@@ -1,4 +1,4 @@
-"""Entries of the log to archive, and what an archive has of a user."""
+"""Log entries to archive, and the entries of a user in an archive."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TestAcceptedLoss:
         asyncio.run(law())
 
     async def test_a_later_erasure_includes_merged_visitors(self, any_server: RedisServer, tmp_path: Path) -> None:
-        """Through a chain of merges, and before anything else reads the visitors."""
+        """Through a chain of merges, before anything else reads the visitors."""
         chain = ("visitor", "customer", "account")
         async with opened(any_server, tmp_path) as store:
             await store.append("main", [click(f"of {user_id}", user_id) for user_id in chain])
@@ -147,7 +147,7 @@ class TestAcceptedLoss:
 
     @pytest.fixture
     def overwritten(self, any_server: RedisServer, tmp_path: Path) -> RedisServer:
-        """Older files, in which a service without the archive has logged events under archived numbers."""
+        """Older files in which a service without the archive has reused archived numbers."""
 
         async def fill() -> None:
             async with opened(any_server, tmp_path / "archive") as store:
@@ -175,7 +175,7 @@ class TestAcceptedLoss:
     async def test_entries_logged_during_the_repair_follow_the_archive(
         self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
     ) -> None:
-        """The command is called once, though a service without the archive goes on with the numbers in the meantime."""
+        """One call suffices, although a service without the archive keeps appending."""
         directory = tmp_path / "archive"
         late = [click("late", user_id) for user_id in (*USERS, "newcomer")]
         async with opened(overwritten, None) as forgetful, opened(overwritten, directory) as command:

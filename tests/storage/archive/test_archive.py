@@ -158,7 +158,7 @@ class TestContents:
 
 
 class TestLargeFiles:
-    """They are merged, users are erased from them, and items counted in them, a few rows at a time."""
+    """Files that are merged, erased from and counted in chunks."""
 
     @pytest.fixture(autouse=True)
     def small_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ class TestLargeFiles:
 class TestKilledWriters:
     @pytest.mark.slow
     def test_commit_all_or_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """At every single call that changes the disk, in a commit, a merge and a drop."""
+        """For every call that changes the disk, in a commit, a merge and a drop."""
         deaths = 0
         for number in range(200):
             directory = tmp_path / str(number)
@@ -283,7 +283,7 @@ class TestKilledWriters:
         assert seqs(ArchiveReader(tmp_path)) == [1, 2, 3, 4, 5, 6]
 
     def test_leave_temporary_files_that_the_next_writer_deletes(self, tmp_path: Path) -> None:
-        """Beside all tenants' files, and beside those of one, where `lisarec train --data DIR/tenant=main` looks."""
+        """But not items tables, beside all tenants or those of one."""
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit(some(1, 5), place(5))
         tables = [tmp_path / "items.csv", tmp_path / "tenant=main" / "items.csv"]
@@ -345,7 +345,7 @@ class TestReading:
     @pytest.mark.parametrize("day", ["2020-01-01", "2020-01-01/../../.."])
     @pytest.mark.parametrize("path", ["{}/a.parquet", "../a.parquet", "tenant=main/day={day}/../../../a.parquet"])
     def test_a_manifest_cannot_name_files_outside_the_archive(self, tmp_path: Path, path: str, day: str) -> None:
-        """Otherwise whoever can write the list lets services read any file, and the archiver remove it."""
+        """Otherwise a forged manifest makes services read any file, and the archiver delete it."""
         outside, archive = tmp_path / "a.parquet", tmp_path / "archive"
         outside.write_bytes(b"of somebody else")
         archive.mkdir()

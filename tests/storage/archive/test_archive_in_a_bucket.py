@@ -39,7 +39,7 @@ def bucket(s3: Callable[[], str], tmp_path: Path) -> ObjectFolder:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for each answer of the bucket: on a busy machine one may take longer than a request would wait."""
+    """Wait longer for the bucket than a request would, for busy machines."""
     for timeout in ("connect_timeout", "timeout"):
         monkeypatch.setitem(object_folder.QUICK, timeout, f"{PATIENCE_S}s")
 
@@ -105,7 +105,7 @@ class TestArchiver:
     def test_archivers_killed_at_any_time_archive_every_event_once(
         self, any_server: RedisServer, s3: Callable[[], str], tmp_path: Path
     ) -> None:
-        """kill -9 at random moments, while events come in, are resent, and are read by a service."""
+        """SIGKILL at random times, while events are posted, resent and read by a service."""
         url, rng = s3(), random.Random(7)
         kill_archivers(any_server, ObjectFolder(url, tmp_path / "cache"), url, [rng.uniform(0, 0.4) for _ in range(8)])
 

@@ -130,13 +130,13 @@ class TestUnavailableArchive:
         asyncio.run(law())
 
     def test_earlier_versions_refuse_trimmed_data(self, archived: RedisServer) -> None:
-        """Those with the layouts 1 to 3 knew of no archive."""
+        """Versions with layouts 1 to 3 know no archive."""
         layout = archived.client.hget("lisarec:meta", "layout")
         assert int(str(layout, "ascii")) == LAYOUT_VERSION > 3
 
 
 def take_archive_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the patch is undone."""
+    """Make the archive unavailable until the patch is undone."""
 
     def fail(*_: Any) -> None:
         raise StorageUnavailable("the archive is away", "archive")
@@ -146,7 +146,7 @@ def take_archive_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestServiceStart:
-    """Redis and the services have ended together; the archive does not answer the first that starts."""
+    """Redis and the services stopped together; the archive is unavailable to the first service that starts."""
 
     def test_an_older_redis_is_detected_once_the_archive_responds(
         self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

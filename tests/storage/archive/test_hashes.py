@@ -18,7 +18,7 @@ THREADS = 4
 
 @pytest.fixture
 def other_threads_run_amid_each_read() -> Iterator[None]:
-    """Collect garbage often, and let other threads run amid each collection."""
+    """Collect garbage often, and switch threads during each collection."""
 
     def let_others_run(_: str, __: dict[str, int]) -> None:
         time.sleep(0)
@@ -33,7 +33,7 @@ def other_threads_run_amid_each_read() -> Iterator[None]:
 
 @pytest.mark.usefixtures("other_threads_run_amid_each_read")
 def test_threads_read_hashes_concurrently(tmp_path: Path) -> None:
-    """Python before 3.11.8 parses no two headers of arrays at once, at different depths of calls."""
+    """Python before 3.11.8 cannot parse array headers in two threads at different call depths."""
     hashes = merge_hashes([hashes_of_users(["a", "b"])])
     path = tmp_path / "hashes.npy"
     np.save(path, hashes)

@@ -41,7 +41,7 @@ def user_keys(server: RedisServer, kind: str) -> list[bytes]:
 
 
 def damage_everything(server: RedisServer) -> None:
-    """Every second head is gone, the others and their indexes are damaged."""
+    """Delete every second head; damage the others and their indexes."""
     heads = user_keys(server, "head")
     server.client.delete(*heads[::2], *user_keys(server, "state")[::3])
     for number, head in enumerate(heads[1::2]):
@@ -166,7 +166,7 @@ class TestDamage:
     async def test_each_damage_of_a_user_is_detected(
         self, any_server: RedisServer, tmp_path: Path, damage: Damage, is_archived: bool
     ) -> None:
-        """Of users whose archived entries are still there in part, as with any archiver that keeps a tail."""
+        """Of users whose archived entries are partly in the tail, too."""
         directory = tmp_path / "archive"
         async with opened(any_server, directory) as store:
             await append_all(store, 0, 3)
@@ -195,7 +195,7 @@ class TestDamage:
     async def test_repair_finds_nothing_in_a_sound_store_under_load(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
-        """Events, the archiver and erasures go on meanwhile."""
+        """During events, archiving and erasures."""
         directory = tmp_path / "archive"
         async with opened(any_server, directory) as store, opened(any_server, directory) as command:
             await append_all(store, 0, 3)
@@ -229,7 +229,7 @@ class TestDamage:
 
 
 class TestLostUsers:
-    """All keys of users whose events are archived are gone."""
+    """All keys of users with archived events are gone."""
 
     @pytest.fixture
     def lost(self, any_server: RedisServer, tmp_path: Path) -> RedisServer:

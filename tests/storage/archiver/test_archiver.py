@@ -52,7 +52,7 @@ class TestMoving:
     def test_a_resend_counts_once_whether_archived_or_not(
         self, any_server: RedisServer, tmp_path: Path, batches: list[list[tuple[str, int]]], rng: random.Random
     ) -> None:
-        """UUIDv7 and arbitrary ids, resent with other timestamps, in any order of appending and trimming."""
+        """UUIDv7 and arbitrary ids, resent with other timestamps, in any order of appends and trims."""
 
         async def law() -> None:
             user_id, naive = fresh_user(), NaiveUser(GENERATION)
@@ -72,7 +72,7 @@ class TestMoving:
         asyncio.run(law())
 
     def test_the_newest_time_of_a_trimmed_id_stays_known(self, any_server: RedisServer, tmp_path: Path) -> None:
-        """Later turns trim older ids; the ones before are looked up all the same."""
+        """Later rounds trim older ids, which are still looked up."""
 
         async def append(*event_ids: str) -> list[bool]:
             async with opened(any_server, tmp_path) as store:
@@ -138,7 +138,7 @@ class TestMoving:
     async def test_trimming_between_read_and_commit_is_detected(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The id was in the index when the store looked, and is in the archive when it commits."""
+        """The id was in the index at the read, and is in the archive at the commit."""
         async with opened(any_server, tmp_path) as store:
             await store.append("main", [click("contended"), *(click(f"e{n}") for n in range(40))])
             overtake(monkeypatch, COMMIT.sha, lambda: asyncio.to_thread(turn, any_server, tmp_path))
@@ -149,7 +149,7 @@ class TestMoving:
     async def test_trimming_between_head_and_index_reads_is_detected(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The head that an undo has read knew nothing of an archive, and then the id is gone from the index."""
+        """The head read by an undo is from before the archive, and then the id leaves the index."""
         async with opened(any_server, tmp_path) as store:
             await store.append("main", [click("undone"), *(click(f"e{n}") for n in range(40))])
             overtake(monkeypatch, "ZMSCORE", lambda: asyncio.to_thread(turn, any_server, tmp_path))
@@ -161,7 +161,7 @@ class TestMoving:
     def test_trimming_between_archive_lookup_and_commit_is_detected(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The id was in the tail when the archive was asked, and is in the archive when the store looks at the tail."""
+        """The id was in the tail at the lookup, and is in the archive when the store reads the tail."""
 
         async def append(*event_ids: str) -> None:
             async with opened(any_server, tmp_path) as store:
@@ -193,7 +193,7 @@ class TestMoving:
     def test_a_user_erased_during_trimming_returns_as_a_new_one(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The archive still has what was erased, until the archiver's next turn."""
+        """The archive keeps erased data until the next round."""
 
         async def fill() -> None:
             async with opened(any_server, tmp_path) as store:
@@ -252,7 +252,7 @@ class TestMatchingArchive:
         assert turn(any_server, tmp_path / "two").archived == 3
 
     def test_a_redis_with_lost_events_is_not_trimmed(self, any_server: RedisServer, tmp_path: Path) -> None:
-        """As after a power cut with appendfsync everysec, or from an old back-up: numbers would be used twice."""
+        """As after a power cut with appendfsync everysec, or from an old backup: numbers would be reused."""
         self.append(any_server, None, "e1", "e2")
         before = {key: any_server.client.dump(key) for key in any_server.client.keys("*{p*")}
         self.append(any_server, None, "e3", "e4")
@@ -274,7 +274,7 @@ class TestMatchingArchive:
         assert any_server.client.xlen(log) == 5
 
     async def test_entries_logged_on_older_files_are_not_archived(self, server: RedisServer, tmp_path: Path) -> None:
-        """It has numbers of entries that come back with the data."""
+        """They have the numbers of entries that return with the data."""
         directory = tmp_path / "archive"
         async with opened(server, directory) as store:
             await store.append("main", [click("1")])
@@ -296,7 +296,7 @@ class TestMatchingArchive:
     def test_entries_lost_during_reading_are_not_archived(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As where a replica takes over that was behind: it gives other entries these numbers."""
+        """As after a failover to a lagging replica, which reuses these numbers."""
         self.append(any_server, None, "e1", "e2")
         turn(any_server, tmp_path, keep_tail_s=3600)
         before = {key: any_server.client.dump(key) for key in any_server.client.keys("*{p*")}
@@ -353,7 +353,7 @@ class TestRetention:
     def test_dropped_events_leave_the_append_only_file(
         self, server: RedisServer, tmp_path: Path, is_killed: bool
     ) -> None:
-        """Also if the archiver that dropped them was killed, or the server did not rewrite its file."""
+        """Even if the archiver was killed after dropping them, or the server did not rewrite its file."""
 
         async def fill() -> None:
             async with opened(server, tmp_path) as store:
@@ -377,7 +377,7 @@ class TestRetention:
         wait_until(lambda: not is_there())
 
     def test_events_of_a_clock_behind_have_the_full_retention(self, any_server: RedisServer, tmp_path: Path) -> None:
-        """Redis's clock is 20 days behind the archiver's."""
+        """The clock of Redis is 20 days behind the archiver's."""
 
         async def fill() -> None:
             async with opened(any_server, tmp_path) as store:

@@ -17,7 +17,7 @@ class TestKilling:
     def test_an_archiver_killed_at_any_time_archives_every_event_once(
         self, server: RedisServer, tmp_path: Path
     ) -> None:
-        """kill -9 at random moments, while events come in, are resent, and are read by a service."""
+        """SIGKILL at random times, while events are posted, resent and read by a service."""
         kill_archivers(server, tmp_path, str(tmp_path), [random.uniform(0, 0.2) for _ in range(KILLS)])
 
     def test_a_kill_before_any_change_leaves_disk_and_redis_consistent(

@@ -81,7 +81,7 @@ class TestSQLite:
     def test_events_of_a_clock_behind_have_the_full_retention(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The archiver follows such a clock only after an hour."""
+        """The archiver adopts such a clock only after an hour."""
         self.fill(tmp_path / "state", [click("e1")])
         monkeypatch.setattr("time.time_ns", lambda: 0)
         begin = datetime.now(UTC)

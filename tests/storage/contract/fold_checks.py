@@ -18,7 +18,7 @@ async def log_of(store: UserStore, user_id: str) -> list[LogRecord]:
 
 
 async def assert_state_is_fold_of_log(store: UserStore, user_id: str) -> None:
-    """For both generations; the log may have corrections, or be empty."""
+    """For both generations; the log may be empty or have corrections."""
     log = await log_of(store, user_id)
     assert len({event.entry_id for event in log}) == len(log)
     for generation in GENERATIONS:
@@ -33,7 +33,7 @@ async def assert_state_is_fold_of_log(store: UserStore, user_id: str) -> None:
 async def assert_states_are_folds(
     store: UserStore, user_ids: Sequence[str], *generations: Generation, tenant: str = "main"
 ) -> None:
-    """For each of the users, who have events and no corrections."""
+    """For each of the users, whose logs have events and no corrections."""
     for user_id in user_ids:
         log = [entry.record for entry in await store.events(tenant, user_id, limit=10**6)]
         assert log
@@ -43,5 +43,5 @@ async def assert_states_are_folds(
 
 
 async def count_saved(store: UserStore, user_ids: Sequence[str], generation: Generation) -> int:
-    """How many of the users' saved states are up to date; the others are folded in the background."""
+    """Number of up-to-date saved states of the users; the others are folded in the background."""
     return sum(value is not None for value in await store.states("main", user_ids, generation, max_missing=0))

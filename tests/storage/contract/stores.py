@@ -1,4 +1,4 @@
-"""Every store that keeps the contract, opened by an address; a further store is added here."""
+"""The stores that fulfil the contract, opened by address; add further stores here."""
 
 import asyncio
 import sqlite3
@@ -31,7 +31,7 @@ FEW_PARTITIONS = 4  # on all nodes of a cluster of three
 
 
 def new_address(kind: str, directory: Path) -> str:
-    """Where a new, empty store of this kind can be opened, also by another process."""
+    """Address of a new, empty store of this kind, also for other processes."""
     if kind == "sqlite":
         return f"sqlite:{directory}"
     if kind == ARCHIVED:
@@ -67,7 +67,7 @@ async def opened(address: str, *generations: Generation, tenant: str = MAIN_TENA
 
 
 async def redis_keys(address: str, pattern: str) -> list[str]:
-    """Names of the keys of the store at the address that match a pattern; none where it is not in Redis."""
+    """Names of matching keys of the store at the address; empty for stores without Redis."""
     if address.startswith("sqlite"):
         return []
     url, prefix, *_ = address.partition(":")[2].split(" ")
@@ -80,7 +80,7 @@ async def redis_keys(address: str, pattern: str) -> list[str]:
 
 
 async def stored_properties(address: str) -> list[str]:
-    """What the store at the address has of properties of items and users, as it has it."""
+    """Raw properties of items and users in the store at the address."""
     if address.startswith("sqlite"):
         with closing(sqlite3.connect(Path(address.partition(":")[2]) / FILE_NAME)) as file:
             rows = file.execute("SELECT properties FROM items UNION ALL SELECT properties FROM user_properties")
@@ -104,7 +104,7 @@ async def append_all(store: UserStore, events: Sequence[Event], tenant: str = "m
 async def open_archived(
     url: str, prefix: str, archive_dir: Path, generations: Sequence[Generation], tenant: str = MAIN_TENANT
 ) -> RedisStore:
-    """Open a store whose acknowledged events are in the archive, except the newest of each partition."""
+    """Open a store with an archive of its acknowledged events, except each partition's newest."""
     store = await RedisStore.open(
         url,
         generations,
@@ -126,13 +126,13 @@ async def open_archived(
 
 
 def archive_all(url: str, prefix: str, archive_dir: Path) -> None:
-    """Archive what there is, unless another archiver runs."""
+    """Archive everything, unless another archiver runs."""
     with suppress(StorageUnavailable), RedisSource.open(url, prefix) as log, ArchiveWriter.open(archive_dir) as writer:
         archive_log(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)
 
 
 async def begun(store: UserStore, event: Event) -> asyncio.Task[list[AppendResult]]:
-    """An append that has left the queue, so that whatever comes after it waits for it there."""
+    """Start an append that has left the queue, so that later ones wait in the queue."""
     append = asyncio.ensure_future(store.append(MAIN_TENANT, [event]))
     await asyncio.sleep(0)  # it is in the queue
     await until(lambda: store.waiting == 0)

@@ -66,7 +66,7 @@ async def fill(store: UserStore) -> None:
 
 
 async def contents_of(store: UserStore) -> dict[str, Any]:
-    """All that a store says of its users."""
+    """All data that a store returns about its users."""
     found: dict[str, Any] = {}
     for tenant, user_id in [*(("main", user) for user in USERS), ("shop", "u")]:
         log = [entry.record for entry in await store.events(tenant, user_id, limit=10_000)]
@@ -121,7 +121,7 @@ def test_a_restore_equals_the_backup_even_if_interrupted(
 
 
 async def test_earlier_versions_refuse_restored_undos(tmp_path: Path) -> None:
-    """It would take them for events."""
+    """They would take undos for events."""
     async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
         await store.append("main", [click("e1"), click("e2")])
         await store.undo("main", "u", "e1")
@@ -182,7 +182,7 @@ def test_a_backup_of_an_earlier_version_is_restored(tmp_path: Path, kind: str) -
 @pytest.mark.parametrize("version", [5, 6])
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
 async def test_impressions_of_an_earlier_version_are_restored(tmp_path: Path, kind: str, version: int) -> None:
-    """Until version 5 their items were one text, with spaces between them."""
+    """Until version 5, their items were one text, separated by spaces."""
     texts = [replace(one, item_id=" ".join(one.items), items=()) for one in IMPRESSIONS]
     before = texts if version == 5 else IMPRESSIONS
     lines = [{"lisarec": "log", "version": version}, *(to_json("main", one) for one in [click("e1"), *before])]
@@ -245,7 +245,7 @@ def test_a_restore_needs_bounded_memory(tmp_path: Path, kind: str) -> None:
 
 
 def test_alternating_tenants_are_restored_in_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis reads its partitions one after the other, and each has users of all tenants."""
+    """Redis is backed up by partition, and each has users of all tenants."""
     tenants = [f"shop{n % 3}" for n in range(600)]
     write_backup(
         tmp_path / "log.gz", *(to_json(tenant, click(f"e{n}")) for n, tenant in enumerate(tenants)), entries=600
@@ -272,7 +272,7 @@ def test_alternating_tenants_are_restored_in_few_calls(tmp_path: Path, monkeypat
 async def test_accepting_a_loss_needs_a_complete_file_and_an_empty_store(
     any_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Of the events that services remember, which the store may still get back."""
+    """Otherwise events that services remember could still return."""
     path, torn = tmp_path / "log.gz", tmp_path / "torn.gz"
 
     def has_accepted() -> bool:
@@ -345,7 +345,7 @@ def test_a_killed_backup_is_absent_or_complete(tmp_path: Path) -> None:
 
 
 async def test_a_finished_backup_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The content is synced before the file has its name, and the name before the call returns."""
+    """The content is synced before the rename, and the rename before the call returns."""
     path, fsync, synced = tmp_path / "backups" / "log.gz", os.fsync, []
     path.parent.mkdir()
 

@@ -47,7 +47,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 
 def events_of(user_id: str, count: int = 60) -> list[Event]:
-    """Events whose user, ids, recommendation and items are all found again by their bytes."""
+    """Events whose user, ids, recommendation and items can all be searched by their bytes."""
     number = user_id.partition("-")[2]
     events = [
         Event(
@@ -66,13 +66,13 @@ def events_of(user_id: str, count: int = 60) -> list[Event]:
 
 
 async def fill(store: UserStore) -> None:
-    """Interleaved, so that pages split and nodes hold several users."""
+    """Interleave users, so that pages split and nodes contain several users."""
     for n in range(60):
         await store.append("main", [events_of(user_id)[n] for user_id in USERS])
 
 
 def traces(directory: Path) -> dict[str, list[bytes]]:
-    """Files that have something of the user who is gone, and what."""
+    """Files with traces of the erased user, and which traces."""
     contents = {str(path): content(path) for path in directory.rglob("*") if path.is_file()}
     assert any(b"person-8" in found for found in contents.values())
     found = {name: [trace for trace in TRACES if trace in found] for name, found in contents.items()}
@@ -80,7 +80,7 @@ def traces(directory: Path) -> dict[str, list[bytes]]:
 
 
 def content(path: Path) -> bytes:
-    """Of a file; of a compressed one also what is in it."""
+    """Content of a file, including its decompressed form."""
     unpacked = repr(pl.read_parquet(path).rows()).encode() if path.suffix == ".parquet" else b""
     return path.read_bytes() + unpacked
 
@@ -179,7 +179,7 @@ class TestRedis:
 
 
 class TestPagesOfRedis:
-    """The log of the partition is rewritten in pages, between which everything else goes on."""
+    """The log of a partition is rewritten in pages, between which other calls run."""
 
     @pytest.fixture
     def server(self) -> Iterator[RedisServer]:
@@ -188,7 +188,7 @@ class TestPagesOfRedis:
         server.stop()
 
     def test_commands_copy_at_most_a_page_and_others_interleave(self, server: RedisServer) -> None:
-        """Counted by the server, where the erased user and another one have 4,000 entries."""
+        """Counted by the server, with 4,000 entries of the erased user and of another one."""
 
         def written() -> int:
             return int(server.client.info("commandstats")["cmdstat_xadd"]["calls"])
@@ -307,7 +307,7 @@ def archive(server: RedisServer, directory: Path, *, keep_tail_s: float) -> None
 
 
 def assert_is_rewritten(server: RedisServer) -> None:
-    """Nothing has a trace of the user any more, and nothing is left of the rewriting."""
+    """Assert that no trace of the user and no temporary data are left."""
     assert not any(trace in value for value in dumped(server) for trace in TRACES)
     kinds = {key.split(b":")[2] for key in server.client.scan_iter("lisarec:{p0}:*")}
     assert kinds <= {b"seq", b"log", b"head", b"index", b"state"}
@@ -315,7 +315,7 @@ def assert_is_rewritten(server: RedisServer) -> None:
 
 @pytest.mark.slow
 def test_archived_data_are_erased_after_the_append_only_file_is_rewritten(tmp_path: Path) -> None:
-    """Else nobody would ask for it again."""
+    """Otherwise nothing would trigger the rewrite again."""
     server = new_server("redis-server")
 
     def turn() -> None:
@@ -356,12 +356,12 @@ def test_archived_data_are_erased_after_the_append_only_file_is_rewritten(tmp_pa
 
 
 def dumped(server: RedisServer) -> list[bytes]:
-    """Every key with its value."""
+    """All keys with their values."""
     return [key + server.client.dump(key) for key in server.client.scan_iter()]
 
 
 async def rewritten(server: RedisServer) -> None:
-    """Wait until the append-only file was rewritten; nobody but the archiver asks for it."""
+    """Wait until the append-only file is rewritten, which only the archiver requests."""
 
     def is_rewritten() -> bool:
         found = server.client.info("persistence")

@@ -120,7 +120,7 @@ class TestRegistry:
             assert await live(store) == {"old": True, "renamed": True}, "registering it again ends nothing"
 
     async def test_a_clock_ahead_keeps_no_generation_live(self, address: str) -> None:
-        """An end that is a year from now is of nobody who serves it; who does says so again."""
+        """An expiry a year ahead counts as invalid; services that use the generation renew it."""
         async with opened(address, OLD) as store:
             await store.generations.announce(NAMED_OLD, 365 * 86_400)
             assert [known.is_live for known in await store.generations.known()] == [False]

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def quick_server() -> Iterator[RedisServer]:
-    """One that syncs nothing."""
+    """A server that does not sync."""
     server = new_server("redis-server", "--appendfsync", "no")
     yield server
     server.stop()
@@ -96,7 +96,7 @@ class TestKilled:
             raise AssertionError("there is no end to the steps")
 
         async def die_while_merging(step: int, names: Iterable[tuple[str, str]]) -> bool:
-            """Merge each visitor in turn, until a step of it; return whether a merge has more steps."""
+            """Merge visitors, dying at this step; return whether there are further steps."""
             has_died = False
             async with opened(address, GENERATION) as store:
                 for user_id, visitor in names:
@@ -108,7 +108,7 @@ class TestKilled:
         asyncio.run(law())
 
     def test_an_interrupted_erasure_is_completed_by_repeating_it(self, quick_server: RedisServer) -> None:
-        """By the name that it was asked for, which became another one, which became the user, as did a fourth."""
+        """By the requested id, at the end of a chain of merges."""
         address = f"redis:{quick_server.new_address()}"
 
         async def law() -> None:
@@ -139,7 +139,7 @@ class TestKilled:
 
 
 class TestOvertaken:
-    """A merge and an erasure meet, at any step of either: one of them was first."""
+    """A merge and an erasure interleave at any step, and appear serialised."""
 
     @pytest.mark.parametrize("has_events", [True, False], ids=["", "the user has no events"])
     @pytest.mark.parametrize("slower", ["merge", "erase"])
@@ -220,7 +220,7 @@ class TestOvertaken:
     def test_concurrent_events_of_a_visitor_never_stay_with_others(
         self, quick_server: RedisServer, slower: str, erased: str
     ) -> None:
-        """The visitor became another one, who became the user; erasing one of the three erases all, and parts them."""
+        """In a chain of two merges; erasing one of the three users erases and separates all."""
         server, prefix = quick_server.client, fresh_user()
         address = f"redis:{quick_server.url} {prefix}"
 
@@ -253,7 +253,7 @@ class TestOvertaken:
     def test_an_erased_visitor_returns_without_earlier_data(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Somebody has read what was erased, and goes on when the visitor is about to become the user once more."""
+        """A reader of erased data continues just before the visitor is merged again."""
 
         async def dies() -> None:
             raise StorageUnavailable("killed")
@@ -278,7 +278,7 @@ class TestOvertaken:
 
 
 async def meet_at_every_step(address: str, meet: Callable[[int, UserStore, UserStore], Awaitable[bool]]) -> None:
-    """Let a slow and a fast store meet at one step after the other, until the slow one has no more."""
+    """Interleave a slow and a fast store at one step after another."""
     async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
         for step in range(100):
             if not await meet(step, slow, fast):
@@ -288,7 +288,7 @@ async def meet_at_every_step(address: str, meet: Callable[[int, UserStore, UserS
 
 
 async def posted(store: UserStore, user_id: str) -> list[tuple[str, str]]:
-    """The user and id with which each entry of the log was posted, or the event that it takes back."""
+    """User and id with which each log entry was posted, or of the event that it undoes."""
     names = []
     for event in await log_of(store, user_id):
         assert not isinstance(event, Merge)
@@ -300,14 +300,14 @@ WAYS_TO_FINISH = ["merging again", "reading the visitor", "posting as the visito
 
 
 def ways_to_finish(step: int, kind: str) -> list[str]:
-    """Every way, on one server and on a cluster; one way after the other where the steps are those of one server."""
+    """All ways on one server and on a cluster; alternating ways where steps are the same."""
     if kind in ("redis-server", CLUSTER):
         return WAYS_TO_FINISH
     return [WAYS_TO_FINISH[(step + step // len(WAYS_TO_FINISH)) % len(WAYS_TO_FINISH)]]
 
 
 async def finished(how: str, store: UserStore, user_id: str, visitor: str) -> None:
-    """Whoever comes finds the visitor by themselves, or all of the visitor in the user."""
+    """Finish a merge in this way; assert that the visitor is separate or completely merged."""
     match how:
         case "merging again":
             await store.merge("main", user_id, visitor)

@@ -58,7 +58,7 @@ class TestRebuild:
                 assert entries == await store.events(tenant, user_id)
 
     def test_folding_a_single_user_compiles_nothing_more(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """numpy calls the columns of a single record contiguous, for which numba compiles the fold again."""
+        """numpy reports columns of a single record as contiguous, which numba compiles separately."""
         contiguous: list[bool] = []
 
         def recorded(generation: Generation, states: NDArray[np.void], *of_events: Any) -> NDArray[np.bool_]:
@@ -156,7 +156,7 @@ class TestRebuild:
 
 
 class Interrupted:
-    """A store in which something happens after every page of the log that somebody reads."""
+    """A store that runs an action after every page of the log that is read."""
 
     def __init__(self, store: UserStore, happens: Callable[[], Awaitable[None]]) -> None:
         self._store = store

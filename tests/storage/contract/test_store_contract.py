@@ -105,7 +105,7 @@ class TestState:
     def test_a_new_generation_is_caught_up_from_the_log(
         self, address: str, events: list[Event], first: int, second: int
     ) -> None:
-        """Some stores fold one generation, some both; whoever asks gets the fold of the whole log."""
+        """Some stores fold one generation and some both; every reader gets the fold of the whole log."""
 
         async def law() -> None:
             user_id = fresh_user()
@@ -122,7 +122,7 @@ class TestState:
 
     @pytest.mark.parametrize("version", [0, 1, 3])
     def test_a_state_of_another_layout_is_folded_again_and_saved(self, address: str, version: int) -> None:
-        """As a lisarec before or after this one left it; layout 1 did not mark in its ring what has not stepped."""
+        """As left by another version; layout 1 has no marks of weightless events in the ring."""
 
         async def law() -> None:
             async with opened(address, GENERATION) as store:
@@ -194,7 +194,7 @@ def test_users_have_a_log_from_first_event_or_merge_until_erasure(address: str) 
 
 
 async def test_log_lengths_are_exact_up_to_a_limit(address: str) -> None:
-    """Exactly, but where a part is archived; an erasure goes through no fewer entries than the user has."""
+    """Exact unless archived; an erasure scans at least the user's entries."""
     ada, visitor, nobody = fresh_user(), fresh_user(), fresh_user()
     is_archived = address.startswith(ARCHIVED)
     async with opened(address, GENERATION) as store:

@@ -38,7 +38,7 @@ async def test_tallies_add_up_and_experiments_are_shared(address: str) -> None:
 
 
 async def test_dropping_a_generation_deletes_its_tallies(address: str) -> None:
-    """And none of a generation that has the same name or another one, such as that of a folder that was renamed."""
+    """But none of generations with the same or another name, as after renaming a folder."""
 
     def of(generation: str) -> dict[Tally, float]:
         lists: dict[Tally, float] = {("shown", generation, "", 3): 2, ("chosen", generation, "june", 1, "click"): 1}

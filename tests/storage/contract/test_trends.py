@@ -39,7 +39,7 @@ TOLERANCE = 1e-3  # up to a quarter of an hour may pass
 
 
 class Step(NamedTuple):
-    """What happens: the machine's clock moves, and a process adds visits."""
+    """A step: the clock moves, and a process adds visits."""
 
     clock_s: float
     visits: list[tuple[str, str]]  # item and user
@@ -54,7 +54,7 @@ STEPS = st.lists(st.builds(Step, MOVES, VISITS), min_size=1, max_size=12)
 
 
 class NaiveTrends:
-    """Every visit that counts, with the time at which it does: a day at most passes between two steps."""
+    """All visits with their times; at most a day passes between two steps."""
 
     def __init__(self) -> None:
         self._now_s = time.time()
@@ -86,7 +86,7 @@ def visitor_of(user_id: str) -> bytes:
 
 
 def count_of(user_ids: Iterable[str]) -> float:
-    """How many visitors an item is believed to have, by the arithmetic of Python."""
+    """Estimated number of visitors of an item, computed in Python."""
     seen, total = b"", 0.0
     for user_id in user_ids:
         found = with_visitor(seen, visitor_of(user_id))
@@ -97,7 +97,7 @@ def count_of(user_ids: Iterable[str]) -> float:
 
 
 async def clock_of(address: str, tenant: str, clock: TrendClock | None = None) -> TrendClock | None:
-    """Return the stored clock, or set it: one that was read a day ago is one whose machine has moved on by a day."""
+    """Get or set the stored clock; one read a day ago simulates a clock that moved on by a day."""
     kind, _, place = address.partition(":")
     if kind == "sqlite":
         with closing(sqlite3.connect(Path(place) / FILE_NAME, isolation_level=None)) as db:
@@ -128,7 +128,7 @@ async def move_clock(address: str, tenant: str, by_s: float) -> None:
 @given(STEPS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_counts_of_several_processes_add_up_and_decay(address: str, steps: list[Step]) -> None:
-    """Whatever the machine's clock shows meanwhile, also after a restart; and each tenant has its own."""
+    """For any clock, after a restart, and separately for each tenant."""
 
     async def law() -> None:
         tenant, naive, has_begun = fresh_user(), NaiveTrends(), False
@@ -156,7 +156,7 @@ def test_counts_of_several_processes_add_up_and_decay(address: str, steps: list[
 def test_a_visitor_counts_once_per_half_life(
     address: str, crowd: int, rounds: int, page: int, chance: random.Random
 ) -> None:
-    """However many come back, in whatever order, and through however many processes and restarts."""
+    """For any number and order of visits, processes and restarts."""
 
     async def law() -> None:
         tenant, users = fresh_user(), [f"user {number} {chance.random()}" for number in range(crowd)]
@@ -202,7 +202,7 @@ def test_visitor_counts_are_unbiased_and_bounded_per_visitor() -> None:
 
 @pytest.mark.parametrize("ahead_s", [YEAR_S, 1000 * YEAR_S])
 def test_a_clock_ahead_leaves_no_trace(address: str, ahead_s: float) -> None:
-    """The counts of before are a day older at most, and what is added then and later is worth what it is."""
+    """Earlier counts age by a day at most, and later ones count normally."""
 
     async def law() -> None:
         tenant = fresh_user()
@@ -223,7 +223,7 @@ def test_a_clock_ahead_leaves_no_trace(address: str, ahead_s: float) -> None:
 
 
 def test_damaged_trends_are_bounded_and_recover(address: str) -> None:
-    """As those that an earlier version left, with a clock that was a year ahead."""
+    """As left by an earlier version with a clock a year ahead."""
 
     async def law() -> None:
         tenant = fresh_user()

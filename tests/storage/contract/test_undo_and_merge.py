@@ -58,7 +58,7 @@ histories = st.lists(posts | posts | posts | undos | undos | merges | others, ma
 
 
 def items_of(events: Iterable[Event]) -> set[str]:
-    """The items that the user did something with."""
+    """Items of the user's events."""
     return {event.item_id for event in events if event.type != "impression"}
 
 
@@ -148,7 +148,7 @@ class TestLaw:
         asyncio.run(law())
 
     def test_a_long_log_is_folded_again(self, address: str) -> None:
-        """More than a request folds, and more than a page."""
+        """Longer than a request folds, and than a page."""
 
         async def law() -> None:
             async with opened(address, GENERATION) as store:
@@ -187,7 +187,7 @@ Correction = Callable[[], Awaitable[object]]
 
 
 async def repeated(correction: Correction) -> object:
-    """Repeat it while the store is too busy, as a client does."""
+    """Retry while the store is busy, like a client."""
     while True:
         try:
             return await correction()
@@ -197,7 +197,7 @@ async def repeated(correction: Correction) -> object:
 
 class TestAtOnce:
     def test_concurrent_events_undos_and_merges_count_once(self, address: str) -> None:
-        """Two stores post as three users while each of them is merged into the next one, and some events are undone."""
+        """Two stores post as three users during merges of each into the next, and undos."""
 
         async def law() -> None:
             async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:

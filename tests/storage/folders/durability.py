@@ -1,4 +1,4 @@
-"""The disk of a test: what a power cut would leave of the files that the test's own process writes with Python."""
+"""A simulated disk: what a power cut would leave of files written by this process."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Disk:
         return renamed
 
     def lost(self, *paths: Path) -> list[Path]:
-        """Return those of the paths, and of what is below them, that a power cut may remove or change."""
+        """Paths, or content below them, that a power cut may remove or change."""
         every = [path for given in paths for path in (given, *given.rglob("*"))]
         return [path for path in every if not self.has_name(path) or (path.is_file() and not self._has_content(path))]
 
     def has_name(self, path: Path) -> bool:
-        """Return whether the file or folder has its name on the disk."""
+        """Return whether the name of the file or folder is on the disk."""
         return (self.names(path.parent) or {}).get(path.name) == path.stat().st_ino
 
     def names(self, folder: Path) -> dict[str, int] | None:
-        """Return the inodes by name that the folder has on the disk; None if it was never synced."""
+        """Inodes by name of the folder on the disk; None if it was never synced."""
         found: dict[str, int] | None = self._synced.get(folder.stat().st_ino)
         return found
 

@@ -165,7 +165,7 @@ def test_a_replacement_keeps_permissions_from_the_start(tmp_path: Path, monkeypa
 
 class TestBucket:
     def test_concurrent_replacements_lose_no_update(self, bucket: ObjectFolder) -> None:
-        """Everybody adds his own lines to one object, and tries again when another one was faster."""
+        """Each writer adds lines to one object, and retries after conflicts."""
         bucket.add("lines", b"")
 
         def add_lines(number: int) -> None:
@@ -200,7 +200,7 @@ class TestBucket:
     def test_a_put_without_a_response_is_recognised_as_done(
         self, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The client sends it again, and the second one finds another version than it expects: its own."""
+        """The client's retry finds its own version instead of the expected one."""
         version, put = bucket.replace("a", b"1", None), obstore.put
 
         def put_twice(*args: object, **options: object) -> object:

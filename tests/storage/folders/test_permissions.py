@@ -18,7 +18,7 @@ from tests.storage.redis.stores import GENERATION
 
 @pytest.fixture(autouse=True)
 def usual_umask() -> Iterator[None]:
-    """The permissions that most machines give: everybody reads."""
+    """The usual umask, with which everybody may read."""
     before = os.umask(0o022)
     yield
     os.umask(before)

@@ -25,7 +25,7 @@ from tests.waiting import until
 
 
 async def users_in(store: UserStore, tenant: str) -> set[str]:
-    """Whoever the store knows by an event, a state or a property."""
+    """Users that the store knows by an event, a state or a property."""
     logged = set[str]()
     async for page in store.log():
         erased = {user for owner, user in page.erased if owner == tenant}  # the archive may still have their entries
@@ -67,7 +67,7 @@ async def test_all_users_of_a_tenant_are_erased_even_after_an_interruption(
 
 
 async def kept_of(store: UserStore, tenant: str) -> list[Any]:
-    """Whatever the store has of a tenant besides users, and at the end the audit log."""
+    """All data of a tenant besides users; the audit log comes last."""
     changes = await store.item_changes(tenant, 0, 10_000)
     vectors = await store.vectors.of_items(tenant, [entry.item_id for entry in changes.entries])
     scenarios = [(await store.scenarios.scenarios(tenant)).newest, await store.scenarios.versions(tenant, "front")]

@@ -37,7 +37,7 @@ WARM = make_warm(SERVED)
 
 
 def touches_others(log: list[Any]) -> bool:
-    """Whether an event that counts is on an item that the served generation lacks, or shows one."""
+    """Whether an event that counts is about an item unknown to the served generation, or an impression of one."""
     known = {f"item{number}" for number in range(KNOWN_ITEMS)}
     return any({*one.items, *([one.item_id] if one.item_id else [])} - known for one in effective_events(log))
 
@@ -57,7 +57,7 @@ def small_pages_of_states(small_pages: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Watched:
-    """A store of which is said what a rebuild does with it, and in which something happens after each page."""
+    """A store that reports what a rebuild does, and runs an action after each page."""
 
     def __init__(self, store: UserStore, happens: Callable[[], Awaitable[None]] | None = None) -> None:
         self.folded_one_by_one: set[str] = set()
@@ -81,7 +81,7 @@ class Watched:
 
 
 class Registry:
-    """Iterates over the saved states of a store, in which something happens after each page."""
+    """Iterates over saved states of a store, and runs an action after each page."""
 
     def __init__(self, store: UserStore, happens: Callable[[], Awaitable[None]]) -> None:
         self._store = store
@@ -98,7 +98,7 @@ async def rebuilt(store: UserStore, generation: Generation, before: Generation |
 
 
 def plain_events(users: int, each: int) -> list[Event]:
-    """Events of users on items that the served generation knows."""
+    """Events of users on items of the served generation."""
     events = (replace(event, codes=()) for event in events_of(users, each, "plain "))
     return [
         as_impression(event, ["item1", "item2"]) if event.items else replace(event, item_id=f"item{number % 12}")

@@ -1,4 +1,4 @@
-"""The oracle: what a state means, written as plainly as possible and without a line of ``storage.state.fold``.
+"""Oracle for states, written plainly and independently of ``storage.state.fold``.
 
 Everything decays in place at every step, in float64; ids are a set; nothing is bounded.
 """
@@ -30,7 +30,7 @@ class NaiveUser:
     shown_when: dict[int, tuple[int, int]] = field(default_factory=dict)  # row -> newest second and count
 
     def receive(self, event: Event) -> tuple[bool, bool, bool]:
-        """Returns duplicate, unknown_item, late."""
+        """Process an event; return duplicate, unknown_item, late."""
         if event.event_id in self.ids:
             return True, False, False
         self.ids.add(event.event_id)
@@ -65,7 +65,7 @@ class NaiveUser:
         return False, False, False
 
     def show(self, row: int, time_us: int) -> None:
-        """One more impression of the item; where 56 others have places, one with the oldest time gives up its own."""
+        """Count an impression of the item; with 56 others, one of the oldest is dropped."""
         second = min(max(time_us // 10**6, 1), 2**32 - 1)
         if row not in self.shown:
             free = set(range(56)) - set(self.shown.values())
@@ -94,7 +94,7 @@ class NaiveUser:
 
 
 def brought_codes(generation: Generation, brought: CodesByTag) -> list[int] | None:
-    """The first that are as many as the generation has codebooks, if they are codewords of it."""
+    """The first codes, one per codebook of the generation, if they are valid codewords."""
     for tag, codes in brought:
         if tag == generation.tag and len(codes) == generation.codes.shape[1]:
             return list(codes) if max(codes) < generation.codewords else None
@@ -102,13 +102,13 @@ def brought_codes(generation: Generation, brought: CodesByTag) -> list[int] | No
 
 
 def name_of_cold(item_id: str) -> int:
-    """30 bits of a hash and one above them."""
+    """30 bits of a hash and a marker bit above them."""
     bits = blake2b(item_id.encode(), digest_size=4).digest()
     return 2**30 + int.from_bytes(bits, "little") % 2**30
 
 
 def fold(generation: Generation, log: Iterable[LogRecord]) -> NaiveUser:
-    """Of a log without corrections."""
+    """Fold a log without corrections."""
     user = NaiveUser(generation)
     for event in log:
         assert isinstance(event, Event)
@@ -117,7 +117,7 @@ def fold(generation: Generation, log: Iterable[LogRecord]) -> NaiveUser:
 
 
 def assert_state_is(value: bytes | None, expected: NaiveUser) -> None:
-    """The encoded state says what the naive fold says; histograms to 1e-5 of their row's sum."""
+    """Assert that the encoded state equals the naive fold; histograms within 1e-5 of their row's sum."""
     if not expected.ids:
         assert value is None
         return

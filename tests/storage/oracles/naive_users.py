@@ -1,4 +1,4 @@
-"""The oracle of undo and merge: users as lists that are joined and crossed out, without a line of ``storage``'s own.
+"""Oracle for undo and merge: users as joined lists with deletions, independent of ``storage``.
 
 Who becomes another user hands over their list, entry by entry, and is from then on a name of that user. An entry keeps
 the name and the id that it was posted with, which is what tells a resend.
@@ -37,7 +37,7 @@ class NaiveUsers:
         return self.logs.setdefault(self.who(user_id), [])
 
     def post(self, event: Event) -> bool:
-        """Whether it is new."""
+        """Add an event; return whether it is new."""
         log = self.log(event.user_id)
         if any(entry.name == (event.user_id, event.event_id) for entry in log):
             return False
@@ -45,7 +45,7 @@ class NaiveUsers:
         return True
 
     def undo(self, user_id: str, event_id: str) -> bool | None:
-        """Whether it counted until now; None where there is none."""
+        """Undo an event; return whether it counted, or None if it is unknown."""
         for entry in self.log(user_id):
             if entry.name == (user_id, event_id):
                 was_undone, entry.is_undone = entry.is_undone, True
@@ -69,7 +69,7 @@ class NaiveUsers:
         self.became = {name: whom for name, whom in self.became.items() if name not in names}
 
     def counted(self, user_id: str) -> list[Event]:
-        """What the user's state is folded from; ids are made distinct as the names are."""
+        """Events that the user's state is folded from, with ids made distinct like those of merged users."""
         return [replace(entry.event, event_id=f"{entry.name}") for entry in self.log(user_id) if not entry.is_undone]
 
     def assert_state_is(self, value: bytes | None, user_id: str, generation: Generation) -> None:

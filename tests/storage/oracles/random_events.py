@@ -61,12 +61,12 @@ def click(event_id: str, user_id: str = "u", item: int = 0, timestamp_us: int = 
 
 
 def as_impression(event: Event, items: Iterable[str]) -> Event:
-    """The impression of these items, otherwise as the event."""
+    """The event as an impression of these items."""
     return replace(event, type=IMPRESSION, item_id="", items=tuple(items))
 
 
 def of_type(kind: str, event: Event) -> Event:
-    """The event as one of the type; an impression also of the odd ids."""
+    """The event with this type; impressions also contain unusual ids."""
     return as_impression(event, [event.item_id, *ODD_IDS]) if kind == IMPRESSION else replace(event, type=kind)
 
 
@@ -74,12 +74,12 @@ _numbers = count()
 
 
 def fresh_user() -> str:
-    """A user id that no other example has used, so that examples can share a store."""
+    """An unused user id, so that examples can share a store."""
     return f"user-{next(_numbers)}"
 
 
 def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
-    """Events of one user, with duplicates (by id), late, unknown and zero-weight ones."""
+    """Events of a user, with duplicates, late, unknown and weightless ones."""
     plain = st.builds(
         Event,
         event_id=st.integers(0, 30).map("e{}".format),
@@ -100,7 +100,7 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
 
 
 def events_of(users: int, each: int, prefix: str = "e") -> list[Event]:
-    """Events of some users, `each` of one, in random order of users; some are impressions."""
+    """Events of some users, `each` per user, in random order; some are impressions."""
     rng = random.Random(prefix)
     numbers = [user for user in range(users) for _ in range(each)]
     rng.shuffle(numbers)
@@ -118,12 +118,12 @@ def user_ids_of(events: Sequence[Event]) -> list[str]:
 
 
 def make_newer() -> Generation:
-    """A generation with other items, codes and rates than the usual one, and shares of codewords."""
+    """A generation with other items, codes and rates, and with soft codes."""
     return make_generation(tag=b"gen two\0", rates=(0.1, 0.7), codebooks=4, items=KNOWN_ITEMS + 2, seed=1, soft=True)
 
 
 def make_warm(before: Generation) -> Generation:
-    """A generation that has all of another one, and some items more."""
+    """A generation that extends another one by some items."""
     (known, codebooks), rng = before.codes.shape, np.random.default_rng(5)
     new = [f"item{number}" for number in range(known, known + NEW_ITEMS)]
     codes = rng.integers(0, CODEWORDS, (NEW_ITEMS, codebooks), dtype=np.uint8)
@@ -138,6 +138,6 @@ def make_warm(before: Generation) -> Generation:
 
 
 def shared_event(number: int) -> Event:
-    """The event of this number, which several processes append; four of five are of two hot users."""
+    """The event of this number, appended by several processes; 4 of 5 are of two hot users."""
     user_id = HOT_USERS[number % 2] if number % 5 else f"cold{number % 200}"
     return click(f"e{number}", user_id, item=number % 14, timestamp_us=START_US + number * 997_001 % 10**9)

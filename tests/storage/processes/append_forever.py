@@ -1,4 +1,4 @@
-"""A writing process: appends one click after the other and prints each id once it is acknowledged.
+"""Appends one click after another, and prints each id once it is acknowledged.
 
 python -m tests.storage.processes.append_forever ADDRESS PREFIX USER [COUNT]
 """

@@ -1,4 +1,4 @@
-"""One of several processes that append overlapping shares of the same events, most of them of two hot users.
+"""Appends an overlapping share of common events, most of them of two hot users.
 
 python -m tests.storage.processes.append_shared ADDRESS PROCESS PROCESSES EVENTS
 

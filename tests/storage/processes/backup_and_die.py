@@ -1,4 +1,4 @@
-"""Backs up a store, and is killed before the step number STEP of those that change names of files.
+"""Backs up a store, and is killed before step STEP of those that rename files.
 
 python -m tests.storage.processes.backup_and_die ADDRESS FILE STEP
 """

@@ -1,4 +1,4 @@
-"""A process that makes one visitor after the other and merges each into USER; prints each step once it is acknowledged.
+"""Creates visitors and merges each into USER; prints each acknowledged step.
 
 python -m tests.storage.processes.merge_forever ADDRESS PREFIX USER
 """

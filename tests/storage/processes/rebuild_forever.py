@@ -1,4 +1,4 @@
-"""Rebuilds a generation again and again, until it is killed.
+"""Rebuilds a generation repeatedly until killed.
 
 python -m tests.storage.processes.rebuild_forever ADDRESS
 """

@@ -1,4 +1,4 @@
-"""What happens between two commands of the Redis stores of this process: work of others, or an end."""
+"""Interleaving of actions, or of a kill, between two commands of a Redis store in this process."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def overtake(monkeypatch: pytest.MonkeyPatch, mark: str, work: Callable[[], Awai
 
 
 def servers_of(store: UserStore) -> RedisServers:
-    """The servers of a Redis store, which nothing else needs to know."""
+    """The servers of a Redis store, for tests only."""
     servers: RedisServers = attrgetter("_session.servers")(store)
     return servers
 
 
 class InterruptedCalls:
-    """Within the block, a store's calls of its servers are counted, and one of them is interrupted; true if it was.
+    """Counts calls of a store to its servers and interrupts one of them; true if it did.
 
     Other stores' calls are not, not even those in the background, for which whoever interrupts may have to wait.
     """
@@ -74,14 +74,14 @@ class InterruptedCalls:
 
 
 class DyingAfter(InterruptedCalls):
-    """Every call of the store's servers fails after some."""
+    """Makes all calls to the servers fail after a number of them."""
 
     async def interrupt(self) -> None:
         raise StorageUnavailable("killed")
 
 
 class OvertakenAt(InterruptedCalls):
-    """Somebody else's work is done before one call of the store's servers."""
+    """Runs an action of another store before one call to the servers."""
 
     def __init__(self, store: UserStore, call: int, work: Callable[[], Awaitable[object]]) -> None:
         super().__init__(store, call)
@@ -98,12 +98,12 @@ class OvertakenAt(InterruptedCalls):
         return await self._work()
 
     async def end(self) -> None:
-        """Return when the work is done."""
+        """Wait until the action is done."""
         await self._working
 
 
 class BetweenCalls(InterruptedCalls):
-    """Somebody else's work is done before every call of the store's servers."""
+    """Runs an action before every call to the servers."""
 
     def __init__(self, store: UserStore, work: Callable[[], Awaitable[object]]) -> None:
         super().__init__(store, 0)

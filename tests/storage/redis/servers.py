@@ -1,4 +1,4 @@
-"""Redis and Valkey servers for tests: every one that is found, each on a free port with a directory of its own.
+"""Redis and Valkey servers for tests, each on a free port with its own directory.
 
 They run by the commands of docker-compose.yml with the users of docker/redis/make-secrets; a test gives further
 options.
@@ -52,13 +52,13 @@ _prefixes = count()
 
 
 def expected_servers() -> list[str]:
-    """Names of the servers to test with: those that have to be there and those that are."""
+    """Names of the servers to test with: required and available ones."""
     return list(dict.fromkeys([*ALWAYS_EXPECTED, *find_servers()]))
 
 
 @cache
 def find_servers() -> dict[str, str]:
-    """Binaries by name: on the PATH, in the test-only wheel (an old Redis), and what LISAREC_REDIS_SERVERS lists."""
+    """Server binaries by name: on the PATH, in the test-only wheel (an old Redis), and in LISAREC_REDIS_SERVERS."""
     # The wheel also puts a script of the same name where an active virtual environment is looked up first.
     folders = [folder for folder in os.get_exec_path() if Path(folder) != Path(sys.executable).parent]
     search = os.pathsep.join([*folders, "/usr/sbin", "/usr/local/sbin"])
@@ -71,18 +71,18 @@ def find_servers() -> dict[str, str]:
 
 
 def new_server(name: str, *options: str) -> RedisServer:
-    """Start a server that the caller stops; skips the test where there is none of this name."""
+    """Start a server that the caller stops; skip the test without such a server."""
     return RedisServer(_binary(name), *options)
 
 
 def new_node(timeout_ms: int, *options: str, name: str = "redis-server") -> RedisServer:
-    """Start a server that can be a node of a cluster, and that the caller stops."""
+    """Start a server for a cluster; the caller stops it."""
     options = ("--cluster-node-timeout", str(timeout_ms), *options)
     return RedisServer(_binary(name), *options, make_command=node_command, port=free_node_port())
 
 
 def make_certificate(directory: Path, names: str = "IP:127.0.0.1") -> tuple[Path, list[str]]:
-    """Make a certificate that signs itself; return it, and the options of a server that shows it."""
+    """Create a self-signed certificate; return it, and options of a server that uses it."""
     certificate, key = directory / "cert.pem", directory / "key.pem"
     new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=redis"
     rest = ["-addext", f"subjectAltName={names}", "-keyout", str(key), "-out", str(certificate)]
@@ -92,7 +92,7 @@ def make_certificate(directory: Path, names: str = "IP:127.0.0.1") -> tuple[Path
 
 
 def new_replica(name: str, primary: RedisServer) -> RedisServer:
-    """Start a server that follows another one, and that the caller stops."""
+    """Start a replica of a server; the caller stops it."""
     return new_server(name, *replica_options(redis_users(), primary.port))
 
 
@@ -104,7 +104,7 @@ def _binary(name: str) -> str:
 
 @cache
 def redis_users() -> RedisUsers:
-    """Make the users of all servers, once."""
+    """Create the users of all servers, once."""
     directory = TemporaryDirectory(prefix="lisarec-redis-users-")
     atexit.register(directory.cleanup)
     return make_users(Path(directory.name))
@@ -112,13 +112,13 @@ def redis_users() -> RedisUsers:
 
 @cache
 def running_server(name: str) -> RedisServer:
-    """A server for everybody, until the tests end."""
+    """A shared server that runs until the tests end."""
     return new_server(name)
 
 
 @cache
 def running_cluster() -> RedisCluster:
-    """A cluster for everybody, until the tests end."""
+    """A shared cluster that runs until the tests end."""
     return RedisCluster()
 
 
@@ -180,12 +180,12 @@ class RedisServer:
         self._process.wait()
 
     def copy_data(self, copy: Path) -> Path:
-        """Copy the files of the data, while nobody writes."""
+        """Copy the data files while there are no writes."""
         shutil.copytree(self.directory, copy, ignore=shutil.ignore_patterns(self._log.name, ".redis-start.*"))
         return copy
 
     def restart_with(self, copy: Path | None) -> None:
-        """Kill the server, and start it on a copy of its data, or on none."""
+        """Kill the server, and start it on a copy of other data, or on none."""
         self.kill()
         for path in self.directory.iterdir():
             if path.is_dir():
@@ -213,7 +213,7 @@ class RedisServer:
 
 @dataclass(frozen=True, slots=True)
 class TLSUsers:
-    """The URLs of users, by TLS."""
+    """URLs of users over TLS."""
 
     users: RedisUsers
     certificate: Path
@@ -230,7 +230,7 @@ class TLSUsers:
 
 @contextmanager
 def tls_cluster(directory: Path) -> Iterator[str]:
-    """Three nodes that speak TLS with services and with each other; yields their URL."""
+    """Three nodes that use TLS for services and each other; yields their URL."""
     certificate, options = make_certificate(directory)
     users = TLSUsers(redis_users(), certificate)
     ports = [free_node_port() for _ in range(3)]
@@ -244,7 +244,7 @@ def tls_cluster(directory: Path) -> Iterator[str]:
 
 
 class RedisCluster:
-    """Three primaries, each with a third of the slots; with a replica of each where those are wanted."""
+    """Three primaries with a third of the slots each, optionally with a replica each."""
 
     def __init__(self, *, timeout_ms: int = 15_000, has_replicas: bool = False, server: str = "redis-server") -> None:
         self._new_node = partial(new_node, timeout_ms, name=server)
@@ -259,7 +259,7 @@ class RedisCluster:
         return f"{self.url} test{next(_prefixes)}"
 
     def owner(self, key: str) -> RedisServer:
-        """The node that has the key now, as far as nothing has failed."""
+        """The node that currently owns the key, if nothing has failed."""
         slot = key_slot(key.encode())
         (first,) = [node for first, last, node, *_ in self._slots() if first <= slot <= last]
         return next(node for node in self.primaries if node.port == first[1])
@@ -268,7 +268,7 @@ class RedisCluster:
         return list(command(self.primaries[0].client, "CLUSTER", "SLOTS"))
 
     def add_node(self) -> RedisServer:
-        """One without slots, which everybody knows."""
+        """Add a node without slots, known to all others."""
         node = self._new_node()
         command(node.client, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
         self.primaries.append(node)
@@ -277,7 +277,7 @@ class RedisCluster:
         return node
 
     def move(self, key: str, between: Callable[[], None] = lambda: None, target: RedisServer | None = None) -> None:
-        """Move the slot of the key to another node, key by key, as `redis-cli --cluster reshard` does."""
+        """Migrate the slot of the key to another node, key by key, like `redis-cli --cluster reshard`."""
         slot, source = key_slot(key.encode()), self.owner(key)
         target = target or next(node for node in self.primaries if node is not source)
         names = {node: command(node.client, "CLUSTER", "MYID").decode() for node in (source, target)}
@@ -292,7 +292,7 @@ class RedisCluster:
             command(node.client, "CLUSTER", "SETSLOT", slot, "NODE", names[target])
 
     def redirections(self) -> dict[str, int]:
-        """How many of each kind the nodes have answered."""
+        """Number of redirections of each kind by all nodes."""
         total: Counter[str] = Counter()
         for node in self.primaries:
             for name, found in node.client.info("errorstats").items():

@@ -1,4 +1,4 @@
-"""Redis stores that tests open on servers of their own, and how tests look at them."""
+"""Redis stores on servers of the tests, and helpers to inspect them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def opened(
     archive_dir: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[RedisStore]:
-    """The store at the address, URL and perhaps prefix, closed afterwards."""
+    """Open the store at the address (URL and optional prefix); it is closed afterwards."""
     url, _, prefix = address.partition(" ")
     store = await RedisStore.open(
         url,
@@ -56,7 +56,7 @@ def user_of(address: str, user_id: str) -> User:
 
 
 def in_other_partitions(count: int) -> list[str]:
-    """User ids, each in a partition of its own."""
+    """User ids in distinct partitions."""
     keys = Keyspace(PREFIX, PARTITIONS)
     apart: dict[str, str] = {}  # by the prefix of the partition
     while len(apart) < count:
@@ -86,7 +86,7 @@ async def assert_state_is_fold_of_log(store: RedisStore, user_id: str = "u") -> 
 
 
 async def until_applied(store: RedisStore, events: list[Event]) -> None:
-    """As a client does: send the same again until it is acknowledged."""
+    """Resend like a client until acknowledged."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -98,7 +98,7 @@ async def until_applied(store: RedisStore, events: list[Event]) -> None:
 
 
 async def until_it_succeeds(call: Callable[[], Awaitable[object]]) -> None:
-    """Call until the store is there again."""
+    """Retry until the store is available."""
 
     async def succeeds() -> bool:
         try:
@@ -111,7 +111,7 @@ async def until_it_succeeds(call: Callable[[], Awaitable[object]]) -> None:
 
 
 async def poll_until(store: RedisStore, condition: Callable[[], object]) -> None:
-    """Poll as a service does."""
+    """Poll like a service."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await store.pointers()
@@ -119,7 +119,7 @@ async def poll_until(store: RedisStore, condition: Callable[[], object]) -> None
 
 
 async def refusal(store: RedisStore, user_id: str) -> str:
-    """Post an event until the store says why it takes none; it never takes it."""
+    """Post an event until the store refuses it with a reason; it must never be accepted."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with pytest.raises(StorageUnavailable) as refused:

@@ -105,7 +105,7 @@ class TestFailures:
     def test_a_connection_broken_during_a_write_is_storage_unavailable(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """uvloop, on which the service runs, says so with a RuntimeError, which redis-py passes on."""
+        """uvloop raises a RuntimeError, which redis-py passes on."""
         connect, send = asyncio.open_connection, LeanConnection.send_packed_command
         writers: list[asyncio.StreamWriter] = []
         breaks = True
@@ -230,12 +230,12 @@ class TestFailures:
 
 
 class TestMissingData:
-    """What a server lacks, for seconds or for good, is not taken for what never was."""
+    """Temporarily or permanently missing data are not taken for data that never existed."""
 
     async def test_a_node_that_has_not_joined_its_cluster_is_not_trusted(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """For seconds after its start a node of a cluster tells its state, and reads no keys."""
+        """For seconds after its start, a node reports its state without reading keys."""
         send = NodeClients.send
 
         async def refuse_keys(
@@ -261,7 +261,7 @@ class TestMissingData:
     async def test_corrections_are_refused_while_data_are_missing(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
-        """Undos and merges of what the server lacks are refused, and not answered as if it had never been."""
+        """Not reported as unknown events or users."""
         async with opened(any_server.url) as store:
             older = any_server.copy_data(tmp_path / "older")
             await store.append("main", [click("1", "ada"), click("1", "visitor"), click("1", "bob")])

@@ -53,7 +53,7 @@ async def properties(store: RedisStore, tenant: str = "main") -> Values:
 
 
 def with_patches(values: Values, patches: Sequence[Patch]) -> Values:
-    """The oracle: one patch after the other."""
+    """The oracle: sequential patches."""
     for item_id, patch in patches:
         own = {**values.get(item_id, {}), **patch}
         values = {**values, item_id: {name: value for name, value in own.items() if value is not None}}
@@ -176,7 +176,7 @@ def test_refuse_invalid_values_before_any_step(server: RedisServer, monkeypatch:
 
 @contextmanager
 def work_after(step: int, work: Callable[[], Awaitable[object]], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Within the block, PUT_ITEMS merges one item at a time, and the work is done after so many steps."""
+    """Merge one item at a time, and run the action after this many steps."""
     send, calls = RedisServers.send, count()
 
     async def send_after(servers: RedisServers, commands: Sequence[Command], **options: Any) -> list[Any]:

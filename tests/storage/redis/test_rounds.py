@@ -150,7 +150,7 @@ class TestRounds:
     def test_too_long_logs_are_folded_in_the_background(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As after an undo: the state is folded anew, in the background."""
+        """As after an undo, which requires another fold."""
         long_log = [click(f"e{number}", item=number % 12) for number in range(MAX_MISSING_IN_ROUND + 2)]
         pages_of, begun_at = UserLog.pages_of, list[tuple[object, int]]()
 

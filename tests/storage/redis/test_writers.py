@@ -51,7 +51,7 @@ class TestManyWriters:
     async def test_a_refused_commit_is_folded_again_on_newer_events(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Between reading and committing somebody else appends so much that the ring forgets the event's id."""
+        """Between read and commit, another store appends so much that the ring forgets the id."""
         others = [click("contended", item=3), *(click(f"other{number}", item=4) for number in range(30))]
         async with opened(any_server.url) as store, opened(any_server.url) as other:
             interfere_once(monkeypatch, other, others)
@@ -77,7 +77,7 @@ class TestManyWriters:
     def test_the_reason_of_a_refusal_applies_to_the_whole_next_round(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Otherwise each resend of an event that the ring has forgotten would have all events of its user refused."""
+        """Otherwise each resend of a forgotten id would get all events of its user refused."""
         refused: list[Part] = []
         may_retry = Part.may_retry
 
@@ -109,7 +109,7 @@ class TestManyWriters:
         assert len(refused) == 1
 
     async def test_a_resend_with_another_time_is_still_a_duplicate(self, any_server: RedisServer) -> None:
-        """The index of the log decides, not the ring with its low-water mark."""
+        """The log's index decides, not the ring with its low-water mark."""
         async with opened(any_server.url) as store:
             await store.append("main", [click(f"e{number}") for number in range(100)])
             again = [click(f"e{number}", timestamp_us=1_800_000_000_000_000) for number in range(100)]
@@ -130,7 +130,7 @@ class TestManyWriters:
 def interfere_once(
     monkeypatch: pytest.MonkeyPatch, other: RedisStore, events: Sequence[Event], for_s: float = 0
 ) -> None:
-    """Let the other store append the events after a store has read and before it commits."""
+    """Let the other store append events between read and commit of a store."""
 
     async def interfere() -> None:
         await other.append("main", events)

@@ -29,7 +29,7 @@ SECRET = b"SECRET-"
 
 @contextmanager
 def reader(directory: Path) -> Iterator[None]:
-    """Another program that reads what there is now, and does not come to an end."""
+    """Another program with an open read transaction."""
     with closing(sqlite3.connect(directory / FILE_NAME, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM log").fetchone()
@@ -73,7 +73,7 @@ def test_erasing_beside_a_foreign_reader_blocks_nobody(tmp_path: Path) -> None:
 
 
 async def test_the_wal_stays_short_under_constant_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short transactions that overlap, so that no checkpoint of SQLite's own ever finds a moment without a reader."""
+    """Short overlapping transactions, so that SQLite's own checkpoints never find a moment without readers."""
     most = 1 << 20
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "MAX_LOG_BYTES", most)
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "TURN_S", 0.02)
@@ -108,7 +108,7 @@ async def test_the_wal_stays_short_under_constant_reads(tmp_path: Path, monkeypa
 async def test_the_wal_grows_during_a_long_read_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No checkpoint can restart the log while a transaction reads what there was before it."""
+    """No checkpoint can restart the WAL while a transaction reads earlier content."""
     most = 1 << 20
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "MAX_LOG_BYTES", most)
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "TURN_S", 0.02)
@@ -127,7 +127,7 @@ async def test_the_wal_grows_during_a_long_read_with_a_warning(
 
 
 def test_a_request_during_a_checkpoint_waits_for_the_next_one(tmp_path: Path) -> None:
-    """What was committed just before the request may still be in the log after this time."""
+    """Commits just before the request may still be in the WAL afterwards."""
     connection = connect(tmp_path / FILE_NAME)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("CREATE TABLE any_table (value)")

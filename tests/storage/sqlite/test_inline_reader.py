@@ -49,7 +49,7 @@ def reader(database: Database, tmp_path: Path) -> Iterator[InlineReader]:
 async def test_states_read_on_the_loop_equal_those_of_the_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Users with and without a log, merged ones, and ones of whom the generation lacks entries."""
+    """Users with and without a log, merged ones, and ones with entries missing in the generation."""
 
     monkeypatch.setattr(sqlite_database, "SLOW_READ_S", inf)  # on a busy machine any read may take long
 

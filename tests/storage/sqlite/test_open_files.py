@@ -35,14 +35,14 @@ def remove_index(directory: Path) -> None:
 
 
 def replace(directory: Path) -> None:
-    """By a copy of itself, as a restored back-up is."""
+    """Replace the file by a copy, like a restored backup."""
     copy = directory / "copy"
     shutil.copy(directory / FILE_NAME, copy)
     copy.rename(directory / FILE_NAME)
 
 
 def move_away(directory: Path) -> None:
-    """As where the file system is no longer mounted."""
+    """Move the files away, like an unmounted file system."""
     directory.rename(directory.with_name("elsewhere"))
 
 
@@ -70,7 +70,7 @@ async def test_nothing_more_is_acknowledged_with_an_immediate_reason(
 async def test_damage_is_detected_within_a_second_without_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
 ) -> None:
-    """By the first check that begins afterwards; between two checks there is at most half a second."""
+    """By the next check; checks are at most half a second apart."""
     assert TURN_S <= 0.5
     directory, checks, check = tmp_path / "state", list[tuple[OpenFiles, bool]](), OpenFiles.check
 
@@ -89,7 +89,7 @@ async def test_damage_is_detected_within_a_second_without_requests(
 
 
 def test_a_file_damaged_during_opening_is_named(tmp_path: Path) -> None:
-    """The store opens a connection after another, and the file may change between them."""
+    """The store opens several connections, and the file may change between them."""
     database = Database(tmp_path / FILE_NAME)
     remove(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"no database " * 1000)
@@ -99,7 +99,7 @@ def test_a_file_damaged_during_opening_is_named(tmp_path: Path) -> None:
 
 
 def test_a_failed_open_leaves_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python closes it by itself, later, and warns of it from 3.13 on."""
+    """Python would close it later, with a warning from 3.13 on."""
     opened: list[sqlite3.Connection] = []
 
     def noted_connect(path: Path) -> sqlite3.Connection:
@@ -117,7 +117,7 @@ def test_a_failed_open_leaves_no_connection(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_file_put_back_has_every_acknowledged_event(tmp_path: Path) -> None:
-    """A process goes on posting while its file is taken away, replaced and put back, again and again."""
+    """A process posts while its file is repeatedly moved away, replaced and put back."""
     directory, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
 
     async def law() -> None:
@@ -162,7 +162,7 @@ def test_a_file_put_back_has_every_acknowledged_event(tmp_path: Path) -> None:
 
 
 def checkpoint(directory: Path, mode: str = "PASSIVE") -> None:
-    """Copy the write-ahead log into the main file, as every service does now and then."""
+    """Copy the WAL into the main file, like services do."""
     with closing(sqlite3.connect(directory / FILE_NAME)) as connection:
         connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
 
@@ -190,7 +190,7 @@ def overwrite_log(directory: Path, copy: Path) -> None:
 
 
 def restore_by_sqlite(directory: Path, copy: Path) -> None:
-    """As `.restore` of the sqlite3 shell does: an older file becomes a commit."""
+    """Like `.restore` of the sqlite3 shell: an older file becomes a commit."""
     older = directory.with_name("one file")
     older.mkdir()
     for part in PARTS[:2]:
@@ -269,7 +269,7 @@ class TestOverwrittenInPlace:
         await store.close()
 
     async def test_shutdown_copies_nothing_into_other_files(self, tmp_path: Path) -> None:
-        """SQLite itself copies the write-ahead log into whatever is there, and removes it."""
+        """SQLite itself would copy the WAL into the current file and delete it."""
         directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
         store = await SQLiteStore.open(directory, [GENERATION])
         appended = await grow([store], directory, [older, newer])

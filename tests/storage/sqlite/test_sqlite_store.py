@@ -35,7 +35,7 @@ GENERATION = make_generation()
 
 @contextmanager
 def write_lock(directory: Path) -> Iterator[None]:
-    """Hold the file's write lock, so that everything the store accepts has to wait."""
+    """Hold the write lock of the file, so that accepted requests wait."""
     with closing(sqlite3.connect(directory / FILE_NAME, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -75,7 +75,7 @@ async def test_an_empty_queue_accepts_one_request_beyond_its_limit(
 
 
 async def test_visits_of_many_users_leave_queue_space_for_events(tmp_path: Path) -> None:
-    """A flush of trends may have ten times as many visits as events may wait."""
+    """A flush of trends may have ten times as many visits as the queue has places."""
     store = await SQLiteStore.open(tmp_path, [GENERATION])
     visits = [Visit("cup", number.to_bytes(4, "big"), 1.0) for number in range(100_000)]
     with write_lock(tmp_path):
@@ -219,7 +219,7 @@ async def test_a_short_log_is_read_with_its_current_state(tmp_path: Path, monkey
 
 
 async def test_a_state_that_cannot_be_saved_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full, and another model was activated: what is logged can still be folded for it."""
+    """With a full disk and a newly activated model, logged events can still be folded."""
     connections = []
     connect = storage.sqlite.database.connect
 
@@ -266,7 +266,7 @@ def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_commits_are_synced(tmp_path: Path) -> None:
-    """The durability of an acknowledgement at a power cut; kill -9 alone would not show it."""
+    """Acknowledged events must survive a power cut, which SIGKILL does not simulate."""
     store = asyncio.run(SQLiteStore.open(tmp_path, [GENERATION]))
     asyncio.run(store.close())
     with closing(storage.sqlite.database.connect(tmp_path / FILE_NAME)) as connection:
@@ -275,7 +275,7 @@ def test_commits_are_synced(tmp_path: Path) -> None:
 
 
 async def test_the_folder_of_the_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite syncs only the names in it."""
+    """SQLite syncs only names inside the folder."""
     disk, folder = Disk(monkeypatch), tmp_path / "new" / "state"
     store = await SQLiteStore.open(folder, [GENERATION])
     assert disk.has_name(folder)
@@ -355,7 +355,7 @@ async def test_a_rebuild_keeps_the_expiry_of_idle_users(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_missing", [0, None])
 async def test_a_returning_user_s_state_survives_the_next_sweep(tmp_path: Path, max_missing: int | None) -> None:
-    """Whether the read folds it or, because of a long log, the background does."""
+    """Whether the read folds it or, for a long log, the background."""
     newer, long_ago_us = make_generation(tag=b"gen two\0", seed=1), time.time_ns() // 1000 - 9 * DAY_S * 1_000_000
     store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
     await store.append("main", [click("e", "ada", timestamp_us=long_ago_us)])

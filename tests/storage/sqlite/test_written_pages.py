@@ -22,7 +22,7 @@ LOG_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
 
 def test_ids_of_a_batch_change_few_index_pages(tmp_path: Path) -> None:
     async def append(*users: int) -> Counter[str]:
-        """Append an event of each of these users; return the pages in a log that was empty when the store opened."""
+        """Append an event for each user; return the pages in a WAL that was empty at opening."""
         store = await SQLiteStore.open(tmp_path, [make_generation()])
         try:
             await store.append("main", [click(str(uuid7()), f"user{number}") for number in users])

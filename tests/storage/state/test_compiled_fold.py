@@ -31,7 +31,7 @@ either = st.sampled_from([GENERATION, SOFT])
 
 
 def folded(generation: Generation, logs: Sequence[Sequence[Event]], page: int = 7) -> NDArray[np.void]:
-    """The users' states, folded in pages of events of all of them in turn."""
+    """States of the users, folded in pages of interleaved events."""
     states = np.repeat(np.array([generation.empty()]), len(logs))
     longest = max(map(len, logs), default=0)
     turns = [(user, log[turn]) for turn in range(longest) for user, log in enumerate(logs) if turn < len(log)]
@@ -82,7 +82,7 @@ def test_encoded_states_continue_and_late_and_unknown_events_are_reported(
     ids=str,
 )
 def test_long_histories_equal_single_events_and_the_oracle(rates: tuple[float, ...], soft: bool) -> None:
-    """2,500 steps rescale a state at least twice, at the fast rates every few steps."""
+    """2,500 steps rescale a state at least twice, and every few steps at fast rates."""
     generation = make_generation(rates=rates, soft=soft)
     rng = np.random.default_rng(0)
     of_users = [

@@ -18,7 +18,7 @@ GENERATIONS = [make_generation(codebooks=books) for books in (1, 2, 3, 4)]  # th
 
 @st.composite
 def states(draw: st.DrawFn) -> tuple[Generation, State]:
-    """Any content behind the first 16 bytes: of zeros, of the empty state's words and of others."""
+    """Any content after the first 16 bytes: zeros, words of the empty state and others."""
     generation = draw(st.sampled_from(GENERATIONS))
     content = bytearray(generation.empty().tobytes())
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))

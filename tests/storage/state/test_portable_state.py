@@ -25,7 +25,7 @@ def visit(number: int, item: int) -> Event:
 
 
 def carried(generation: Generation, events: list[Event], per_request: int = 3) -> PortableState:
-    """The state after requests of some events each, sealed and opened between them."""
+    """The state after requests of some events each, sealed and opened in between."""
     state = PortableState.empty(generation)
     for first in range(0, len(events), per_request):
         some = events[first : first + per_request]

@@ -213,7 +213,7 @@ class TestCodec:
 
 
 class TestCarryingOver:
-    """States of a generation as states of one that has all of it, and some items more."""
+    """States of a generation used in one that extends it."""
 
     @given(logs(), st.booleans(), st.booleans())
     @settings(max_examples=60)
@@ -268,7 +268,7 @@ class TestCarryingOver:
 
 
 def test_the_oracle_folds_a_hand_made_log() -> None:
-    """The oracle itself, once by hand: two steps at one rate, one codebook."""
+    """Checks the oracle itself: two steps at one rate with one codebook."""
     generation = make_generation(rates=(0.5,), codebooks=1, items=2)
     first, second = generation.codes[:, 0].tolist()
     assert first != second

@@ -54,7 +54,7 @@ def test_entries_are_read_in_order_page_by_page(address: str, batches: list[list
 
 
 async def test_a_change_of_known_keys_is_recorded_once(address: str) -> None:
-    """Of all processes that see the same change, one appends."""
+    """One of the processes that see the change appends the entry."""
     tenant = fresh_user()
     async with opened(address, tenant=tenant) as store, opened(address, tenant=tenant) as other:
         assert await store.audit.keys_seen(tenant) == ""

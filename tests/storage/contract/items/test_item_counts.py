@@ -14,7 +14,7 @@ TYPES = frozenset({"click", "buy"})
 
 
 class Users:
-    """The users of each item, counted by hand."""
+    """Users of each item, counted by hand."""
 
     def __init__(self) -> None:
         self._by_item: defaultdict[str, list[str]] = defaultdict(list)
@@ -27,7 +27,7 @@ class Users:
         self._by_item[item_id].remove(user_id)
 
     def agree_with(self, counts: dict[str, int], *, is_archived: bool) -> bool:
-        """Whether these are the counts; who has events in the archive and behind it may be counted twice."""
+        """Whether counts match; users with events in archive and tail may count twice."""
         users = {item_id: len(set(own)) for item_id, own in self._by_item.items() if own}
         most = {item_id: min(2 * count, len(self._by_item[item_id])) for item_id, count in users.items()}
         if not is_archived:
@@ -36,7 +36,7 @@ class Users:
 
 
 async def test_counts_respect_undos_merges_and_erasures(address: str) -> None:
-    """Each once, of one tenant and of these types; without who was erased, what was taken back, or copies."""
+    """Each user once per tenant and type, without erased, undone and copied events."""
     is_archived = address.startswith(ARCHIVED)
     async with opened(address, GENERATION) as store:
         assert await store.item_counts("main", TYPES) == {}

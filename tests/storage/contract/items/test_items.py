@@ -50,7 +50,7 @@ laws = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scop
 
 
 def expected_values(batches: Sequence[Batch]) -> Values:
-    """Title, categories, availability and properties by item, with all batches applied in order."""
+    """Title, categories, availability and properties by item, after all batches in order."""
     known: Values = {}
     for entry in (entry for batch in batches for entry in batch if isinstance(entry, ItemEntry)):
         *before, properties = known.pop(entry.item_id, [None, None, None, {}])  # what was changed last stands last
@@ -62,7 +62,7 @@ def expected_values(batches: Sequence[Batch]) -> Values:
 
 
 def expected_codes(batches: Sequence[Batch]) -> CodesOf:
-    """The newest codes by item and generation, those that were put last behind the others."""
+    """Newest codes by item and generation, in the order of their last write."""
     known: CodesOf = {}
     for codes in (codes for batch in batches for codes in batch if isinstance(codes, ItemCodes)):
         known.pop((codes.item_id, codes.tag), None)
@@ -187,7 +187,7 @@ async def test_a_backup_restores_items_of_all_tenants(address: str, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
 async def test_a_backup_of_an_earlier_version_restores_items_and_codes(tmp_path: Path, kind: str) -> None:
-    """It has codes as items "ITEM!TAG", some of them unreadable; those are left out."""
+    """Its codes are items named "ITEM!TAG"; unreadable ones are skipped."""
     of_first, of_second = bytes(range(3, 11)), bytes(range(2, 10))
     async with opened(new_address(kind, tmp_path), GENERATION) as store:
         assert await restore(store, EARLIER_BACKUP) == 3
@@ -207,7 +207,7 @@ async def test_a_backup_of_an_earlier_version_restores_items_and_codes(tmp_path:
 
 
 async def test_dropping_a_generation_deletes_its_codes(address: str) -> None:
-    """All but the newest ones, so that others notice no earlier version of the items."""
+    """Except the newest, so that readers see no earlier version of the items."""
     tenant, other = fresh_user(), b"gen two\0"
     first = [replace(codes_of(f"i{number}"), tag=other) for number in range(1500)]
     async with opened(address, GENERATION, tenant=tenant) as store:

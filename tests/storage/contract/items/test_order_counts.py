@@ -30,13 +30,13 @@ COUNTS = st.dictionaries(st.sampled_from(NAMES), st.floats(0.01, 5), max_size=le
 
 
 def set_back(clock: str, by_s: float) -> str:
-    """The clock as one that was read so much earlier."""
+    """The stored clock, moved back by this time."""
     parsed = TrendClock.parse(clock)
     return str(TrendClock(parsed.position, parsed.read_s - by_s))
 
 
 async def set_clock_back(address: str, tenant: str, by_s: float) -> None:
-    """Let so much time have passed since something was added to the tenant's counts."""
+    """Age the tenant's counts by this time."""
     kind, _, place = address.partition(":")
     if kind == "sqlite":
         with closing(sqlite3.connect(Path(place) / FILE_NAME, isolation_level=None)) as db:
@@ -57,7 +57,7 @@ async def set_clock_back(address: str, tenant: str, by_s: float) -> None:
 @given(st.lists(COUNTS, max_size=6))
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_counts_of_several_processes_add_up(address: str, added: list[dict[str, float]]) -> None:
-    """Also after a restart; and each tenant has its own."""
+    """Also after a restart, and separately for each tenant."""
 
     async def law() -> None:
         tenant, expected = fresh_user(), defaultdict[str, float](float)
@@ -104,7 +104,7 @@ def test_the_largest_counts_are_kept(address: str) -> None:
 
 
 def test_the_newest_entries_include_those_of_merged_visitors(address: str) -> None:
-    """All that the store itself has: where an archiver moves them away, none need be left."""
+    """As far as the store has them; archived entries may be missing."""
 
     async def law() -> None:
         async with opened(address, GENERATION) as store:

@@ -153,7 +153,7 @@ PUTS = st.builds(Put, OWNERS, st.sampled_from(["tea", "cup"]), NAMES, st.none() 
 
 @dataclass
 class Oracle:
-    """Dicts: which value an item or a user has of a property, and which types are held."""
+    """Dicts of the values of items and users, and of the held types."""
 
     values: dict[tuple[str, str], dict[str, PropertyValue]] = field(default_factory=dict)
     types: dict[str, dict[str, PropertyType]] = field(default_factory=lambda: {"item": {}, "user": {}})

@@ -64,7 +64,7 @@ laws = settings(max_examples=12, suppress_health_check=[HealthCheck.function_sco
 
 @dataclass
 class Oracle:
-    """Two dicts: who became whom, and what everybody has who became nobody."""
+    """Dicts of merges, and of the properties of users that are not merged."""
 
     became: dict[str, str] = field(default_factory=dict)
     properties: dict[str, Properties] = field(default_factory=dict)
@@ -172,7 +172,7 @@ async def test_restored_users_share_commits(tmp_path: Path) -> None:
 
 
 def commits(directory: Path) -> int:
-    """The number of commits to a SQLite store."""
+    """Number of commits to a SQLite store."""
     with closing(sqlite3.connect(directory / FILE_NAME)) as db:
         (number,) = db.execute("PRAGMA application_id").fetchone()
     return int(number)
@@ -196,7 +196,7 @@ async def test_user_types_behave_like_item_types_and_are_separate(address: str) 
 
 
 async def test_puts_during_merges_and_erasures_are_kept_once(address: str) -> None:
-    """Each put ends up with the user as of then, or is erased; nobody erased has anything, and nobody merged of old."""
+    """Each put belongs to the user of that moment or is erased; merged and erased users have nothing."""
     async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
         for number in range(10):
             tenant = fresh_user()

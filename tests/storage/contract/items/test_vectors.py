@@ -46,7 +46,7 @@ async def vectors(store: UserStore, tenant: str) -> dict[str, bytes]:
 @laws
 @given(st.lists(st.lists(ENTRIES, min_size=1, max_size=4), max_size=6))
 def test_the_newest_vectors_win_and_lengths_are_equal(address: str, batches: list[list[ItemEntry]]) -> None:
-    """A request with another one changes nothing; once there is none, another number of numbers may come."""
+    """A request with another length changes nothing, unless no vector is left."""
 
     async def law() -> None:
         tenant, expected = fresh_user(), dict[str, bytes]()

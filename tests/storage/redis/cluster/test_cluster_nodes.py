@@ -34,12 +34,12 @@ from tests.waiting import PATIENCE_S
 
 
 def slots_known(node: RedisServer) -> int:
-    """Return how many slots have an owner, as far as the node knows."""
+    """Number of slots with a known owner, as the node sees it."""
     return int(command(node.client, "CLUSTER INFO")["cluster_slots_assigned"])
 
 
 async def refused_for_loss(call: Callable[[], Awaitable[object]]) -> None:
-    """Call until the store says that data are lost; it never succeeds."""
+    """Call until the store reports a data loss; the call must never succeed."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with pytest.raises(StorageUnavailable) as refused:
@@ -182,7 +182,7 @@ class TestNodesLoseData:
     def test_an_uninformed_process_does_not_undo_an_acceptance(
         self, cluster: RedisCluster, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The acceptance stands on one node of a cluster, what was lost on another one."""
+        """The acceptance is recorded on another node than the lost data."""
 
         async def law() -> None:
             address = cluster.new_address()
@@ -233,7 +233,7 @@ class TestNodesLoseData:
         asyncio.run(law())
 
     def test_merges_on_a_node_with_older_files_are_not_trusted(self, own_cluster: RedisCluster, tmp_path: Path) -> None:
-        """It does not know that the merge is erased, and nothing of what its user has become may be."""
+        """The node has missed the erasure of a merge, so the user behind it may not be touched."""
         by_node = users_by_node(own_cluster, own_cluster.url, 1)
         (node, (visitor,)), (_, (ada,)), _ = by_node.items()
 

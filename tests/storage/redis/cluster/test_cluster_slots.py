@@ -40,7 +40,7 @@ def address(cluster: RedisCluster) -> str:
 
 class TestSlots:
     def test_migrating_slots_under_load_loses_and_duplicates_nothing(self, cluster: RedisCluster, address: str) -> None:
-        """Known users and new ones, of the partitions that move; every event is sent twice."""
+        """Known and new users in migrating partitions; every event is sent twice."""
         before = cluster.redirections()
 
         async def law() -> None:
@@ -84,7 +84,7 @@ class TestSlots:
             assert after.get(kind, 0) > before.get(kind, 0)
 
     def test_merges_during_slot_migration_keep_every_event_once(self, cluster: RedisCluster, address: str) -> None:
-        """Visitor and user are on different nodes, both slots move, and events and undos go on for both of them."""
+        """Visitor and user are on different nodes, both slots move, and both get events and undos."""
         one_node, other_node, _ = users_by_node(cluster, address, 8).values()
         pairs = list(zip(one_node, other_node, strict=True))
 
@@ -143,7 +143,7 @@ class TestSlots:
         asyncio.run(law())
 
     async def test_a_node_accepts_events_while_it_receives_its_first_slot(self, own_cluster: RedisCluster) -> None:
-        """All keys are there already, and the others still send everybody who asks."""
+        """All keys are there, and other nodes still redirect to it."""
         node, user_id = own_cluster.add_node(), fresh_user()
         head = user_of(own_cluster.url, user_id).head
         async with opened(own_cluster.url) as store:

@@ -16,7 +16,7 @@ REQUEST: ContextVar[str | None] = ContextVar("REQUEST", default=None)
 
 
 class Server:
-    """A server that is asked by a circuit breaker's probe, and answers when it may."""
+    """A server for probes, which responds when released."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.probed_at_s: list[float] = []
@@ -77,7 +77,7 @@ async def test_a_failed_probe_is_repeated_with_a_pause(monkeypatch: pytest.Monke
 
 
 async def test_a_probe_is_independent_of_the_request_that_triggers_it() -> None:
-    """Else its trace or its log lines would be those of one request of many."""
+    """Otherwise its trace and logs would belong to one arbitrary request."""
     server = Server()
     server.circuit.open()
     REQUEST.set("the first")

@@ -42,13 +42,13 @@ async def clients(server: RedisServer, socket_timeout_s: float = PATIENCE_S) -> 
 
 
 def run(law: Coroutine[Any, Any, None]) -> None:
-    """On the event loop of the service."""
+    """Run on the event loop of the service."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(law)
 
 
 async def turns() -> None:
-    """Let a call go on its way."""
+    """Let a pending call make progress."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -225,7 +225,7 @@ def test_a_call_cancelled_during_release_holds_no_connection(any_server: RedisSe
 
 
 def test_wrappers_of_the_client_see_every_call(any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As OpenTelemetry does, with an object that is no function."""
+    """Like OpenTelemetry, with a callable that is no function."""
     seen: list[str] = []
     plain: Any = Redis.execute_command
 

@@ -95,7 +95,7 @@ def test_a_cluster_accepts_a_password_file(cluster: RedisCluster, tmp_path: Path
 
 
 def connections(cluster: RedisCluster) -> set[tuple[int, str]]:
-    """The connections to each primary, by port and id."""
+    """Connections to each primary by port and id."""
     return {(node.port, client["id"]) for node in cluster.primaries for client in node.client.client_list()}
 
 

@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE_S
 class TestReplicas:
     @pytest.fixture
     def pair(self) -> Iterator[tuple[RedisServer, RedisServer]]:
-        """A server and a replica that follows it."""
+        """A server and its replica."""
         primary = new_server("redis-server")
         replica = new_replica("redis-server", primary)
         yield primary, replica
@@ -37,7 +37,7 @@ class TestReplicas:
         primary.stop()
 
     def test_events_are_acknowledged_after_replication(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """Nor what is sent again and was logged the first time; what was not waited for is told apart."""
+        """Also resends of logged events; replicated ones are distinguished from others."""
         primary, replica = pair
         acks = ReplicaAcks(replicas=1, timeout_s=0.3)
         events = [click("e", user_id) for user_id in "abcdefgh"]  # several partitions: a transaction
@@ -91,7 +91,7 @@ class TestReplicas:
         asyncio.run(law())
 
     def test_undo_and_merge_are_acknowledged_after_replication(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """Nor what was done the first time, by whoever did it; and no visitor is done whose copies may be lost."""
+        """Also repeated ones; no visitor is removed whose copies may be lost."""
         primary, replica = pair
         acks = ReplicaAcks(replicas=1, timeout_s=0.3)
         lacks = "only 0 of 1 Redis replicas have the write"
@@ -150,7 +150,7 @@ class TestReplicas:
             cluster.stop()
 
     def test_events_are_acknowledged_after_the_replica_has_synced(self) -> None:
-        """One that has it in memory only does not count, nor does a server that does not sync itself."""
+        """A copy in memory does not count, nor does a server that does not sync."""
         primary = new_server("valkey-server", "--appendfsync", "everysec")
         replica = new_replica("valkey-server", primary)
         replica.client.config_set("appendonly", "no")
@@ -180,7 +180,7 @@ class TestReplicas:
             primary.stop()
 
     def test_a_server_without_replicas_syncs_before_acknowledgement(self) -> None:
-        """Also one that is told to sync every second."""
+        """Even one configured to sync every second."""
         server = new_server("valkey-server", "--appendfsync", "everysec")
         assert "has not synced the write yet" in str(ReplicaAcks(synced=True).failure_in([0, 0]))
 

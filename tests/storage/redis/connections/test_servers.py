@@ -33,7 +33,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 
 def test_valkey_has_the_documented_version() -> None:
-    """Where .ci/install falls back to version 8, VALKEY_MAJOR says so."""
+    """VALKEY_MAJOR is set where .ci/install falls back to version 8."""
     program = find_servers().get("valkey-server")
     if program is None:
         pytest.skip("there is no valkey-server; .ci/install brings it")
@@ -42,7 +42,7 @@ def test_valkey_has_the_documented_version() -> None:
 
 
 def write(service: Any, name: str) -> None:
-    """Write as the stores do: plainly, and in a script."""
+    """Write like the stores do: by commands and in a script."""
     service.set(f"{{{name}}}:plain", 1)
     service.eval("redis.call('SET', KEYS[1], 1)", 1, f"{{{name}}}:script")
     service.eval("redis.call('XADD', KEYS[1], '*', 'e', 1)", 1, f"{{{name}}}:log")

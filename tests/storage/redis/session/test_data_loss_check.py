@@ -98,7 +98,7 @@ class TestLostData:
             assert store.failure is None
 
     async def test_reused_sequence_numbers_do_not_hide_a_loss(self, any_server: RedisServer, tmp_path: Path) -> None:
-        """Another process goes on from the older files, further than this one had come."""
+        """Another process continues from the older files beyond the position of this one."""
         async with opened(any_server.url) as store:
             await store.append("main", [click("1")])
             older = any_server.copy_data(tmp_path / "older")
@@ -114,7 +114,7 @@ class TestLostData:
     async def test_events_logged_before_a_new_server_is_examined_count_once(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stays: bool
     ) -> None:
-        """A write may be the first to use a new connection. It is logged on what is there, and not acknowledged."""
+        """A write may use a new connection first: it is logged and not acknowledged."""
 
         monkeypatch.setattr(data_loss_check, "EXAMINE_EVERY_S", 3_600.0)  # only new connections count
         async with opened(any_server.url) as store:
@@ -184,7 +184,7 @@ class TestLostData:
 
 
 class TestRestartedTogether:
-    """Services and Redis end at the same time: nobody is left who remembers."""
+    """Services and Redis restart together, so that no process remembers."""
 
     async def test_the_newest_entries_are_recorded_every_second_and_at_exit(self, any_server: RedisServer) -> None:
         users = in_other_partitions(5)

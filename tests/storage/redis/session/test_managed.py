@@ -70,7 +70,7 @@ def managed(request: pytest.FixtureRequest) -> Iterator[Managed]:
 
 @pytest.fixture
 def forbidding() -> Iterator[Managed]:
-    """Whose operators may change settings while it runs."""
+    """A server whose operators may change settings while it runs."""
     with ExitStack() as stack:
         yield Managed("forbidden", stack)
 
@@ -113,7 +113,7 @@ def test_a_managed_server_works_and_unknown_settings_are_logged_once(
 def test_a_server_without_an_append_only_file_works_with_a_warning(
     managed: Managed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it keeps data in instead, only its operators know."""
+    """Its persistence is known only to its operators."""
     server = managed.start("--appendonly", "no", "--maxmemory-policy", "volatile-lru")
 
     async def law() -> None:
@@ -157,7 +157,7 @@ def test_a_server_with_eviction_is_refused_from_the_start(managed: Managed) -> N
 
 
 def test_evicted_keys_are_detected_after_the_policy_is_fixed(forbidding: Managed) -> None:
-    """Also where no log is among it."""
+    """Even if no log was evicted."""
     server = forbidding.start("--lfu-log-factor", "0", "--lfu-decay-time", "0")
 
     async def law() -> None:
@@ -183,7 +183,7 @@ def test_evicted_keys_are_detected_after_the_policy_is_fixed(forbidding: Managed
 
 
 def test_a_promoted_replica_that_lagged_is_refused(managed: Managed) -> None:
-    """Behind the same address, as managed services do it: whoever is connected is cut off, and comes again."""
+    """Behind the same address, as in managed services: connections are cut and reopened."""
     primary = managed.start("--repl-diskless-sync-delay", "0")
     replica = new_replica(managed.program, primary)
     managed.let_in(replica)
@@ -215,7 +215,7 @@ def test_a_promoted_replica_that_lagged_is_refused(managed: Managed) -> None:
 
 
 def test_a_demoted_primary_is_left_for_the_new_one(forbidding: Managed) -> None:
-    """A planned failover: the name leads to the new primary, and nobody who is connected to the old one is cut off."""
+    """In a planned failover the name resolves to the new primary, and old connections stay open."""
     primary = forbidding.start("--repl-diskless-sync-delay", "0")
     replica = new_replica(forbidding.program, primary)
     forbidding.let_in(replica)
