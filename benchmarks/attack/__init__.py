@@ -1,1 +1,1 @@
-"""Attempts to break the whole service, and the search for what they broke."""
+"""Attempts to break or overload the whole service."""

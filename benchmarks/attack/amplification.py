@@ -1,4 +1,4 @@
-"""Measure what each endpoint's costliest calls cost beside a plain request for recommendations.
+"""Measure the processor time of each endpoint's costliest calls, relative to a plain request for recommendations.
 
 Costs are processor seconds of the service's process and of Redis. A call is charged to its key's rate in plain
 requests, so the law is about the cost of one unit of its charge: at most its bound. A single call is bounded by
@@ -59,7 +59,7 @@ console = Console(width=140)
 
 @dataclass(frozen=True)
 class Measured:
-    """What a call took: bytes in and out, processor seconds, and those of a plain request."""
+    """Measurements of a call: bytes in and out, processor seconds, and those of a plain request."""
 
     call: Call
     bytes_in: int
@@ -69,12 +69,12 @@ class Measured:
 
     @property
     def plain_requests(self) -> float:
-        """The processor time in plain requests."""
+        """Return the processor time in plain requests."""
         return self.cpu_s / self.plain_s
 
     @property
     def of_its_charge(self) -> float:
-        """The plain requests that a unit of its charge took."""
+        """Return the plain requests that one unit of the charge took."""
         return self.plain_requests / self.call.charge
 
 
@@ -117,7 +117,7 @@ def main(
 
 
 def _measure(meter: Meter, calls: Sequence[Call]) -> list[Measured]:
-    """Measure the calls, and once more what looked costly because the machine was busy."""
+    """Measure the calls, and repeat those that looked costly because the machine was busy."""
     measured = {one.call.name: one for one in asyncio.run(meter.measure(calls))}
     for _ in range(AGAIN):
         if costly := {call.name for call in _costly(measured.values())}:
@@ -129,12 +129,12 @@ def _measure(meter: Meter, calls: Sequence[Call]) -> list[Measured]:
 
 
 def _costly(measured: Iterable[Measured]) -> list[Call]:
-    """Return the calls of which a unit took more than its bound."""
+    """Return the calls whose cost per unit exceeds their bound."""
     return [one.call for one in measured if one.of_its_charge > one.call.bound]
 
 
 class Meter:
-    """Measures what calls of a service cost. No call is ever sent with the same number twice."""
+    """Measures the cost of calls to a service. No number of a call is used twice."""
 
     def __init__(self, service: AttackedService, items: int, cpu_s: float) -> None:
         self._service = service
@@ -146,7 +146,7 @@ class Meter:
         self._polling = 0.0  # processor seconds that the service takes each second while nothing is sent
 
     async def measure(self, calls: Sequence[Call]) -> list[Measured]:
-        """Return what each call took.
+        """Return the cost of each call.
 
         A plain request is measured twice before and once afterwards, and the least counts: the service may be cold at
         first, and has something to do behind some calls.
@@ -158,7 +158,7 @@ class Meter:
         return [Measured(call, *took, min(plains)) for call, took in zip(calls, taken, strict=True)]
 
     async def _take(self, call: Call, cpu_s: float) -> tuple[int, int, float]:
-        """Send the call again and again, until the service has spent the processor time, or MAX_CALLS times.
+        """Repeat the call until the service has spent enough processor time, at most MAX_CALLS times.
 
         Return its bytes in and out, and its processor seconds.
         """
@@ -175,7 +175,7 @@ class Meter:
         return bytes_in, bytes_out, spent_s / sent
 
     async def _least_polling(self) -> float:
-        """Return the processor seconds that the service takes each second by itself: the least of some periods."""
+        """Return the idle processor seconds a second of the service: the minimum of some periods."""
         await asyncio.to_thread(self._service.settle)
         taken = []
         for _ in range(POLLING_PERIODS):
@@ -189,7 +189,7 @@ class Meter:
         return self._service.cpu_s() - self._polling * time.monotonic() - self._filling_s
 
     async def _send(self, call: Call) -> tuple[int, int]:
-        """Send the call, and wait until what it has begun is done; return the bytes that went in and out."""
+        """Send the call and wait for its background work; return the bytes in and out."""
         service, number = self._service, self._sent[call.name]
         self._sent[call.name] += 1
         if call.log is not None:
@@ -205,7 +205,7 @@ class Meter:
         return len(request), bytes_out
 
     async def _fill(self, log: Log, number: int) -> None:
-        """Make the log, which does not belong to the call's cost."""
+        """Create the log that the call needs, outside of its measured cost."""
         service = self._service
         self._connection.close()  # the service may close it meanwhile
         begin_s = self._spent_s()
@@ -230,7 +230,7 @@ def _table(measured: Sequence[Measured], items: int) -> Table:
 
 
 def _by_endpoint(measured: Sequence[Measured], paths: Iterable[str]) -> Table:
-    """Return the costliest call of each endpoint as a table for Markdown."""
+    """Return the costliest call of each endpoint as a Markdown table."""
     by_endpoint: dict[str, list[Measured]] = {}
     for one in measured:
         by_endpoint.setdefault(endpoint_of(one.call, paths), []).append(one)

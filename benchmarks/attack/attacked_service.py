@@ -1,4 +1,4 @@
-"""A service in a process of its own, with two tenants and keys, and connections that cost its clients little."""
+"""A service in its own process with two tenants and keys, and cheap client connections."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class AttackedService:
 
     @property
     def url(self) -> str:
-        """Where the service is reached."""
+        """Return the URL of the service."""
         return f"http://127.0.0.1:{self.port}"
 
     def cpu_s(self) -> float:
-        """Return the processor time that the service and its store have taken so far, to the nanosecond."""
+        """Return the processor seconds that service and store have used so far, in nanosecond resolution."""
         return sum(time.clock_gettime(_cpu_clock(process.pid)) for process in self.processes)
 
     def settle(self) -> None:
-        """Wait until the service and its store have nothing left to do but to poll; TimeoutError if that never ends."""
+        """Wait until service and store only poll; raise TimeoutError if they never do."""
         give_up_at_s = time.monotonic() + SETTLED_WITHIN_S
         spent_s = math.inf
         while spent_s > IDLE_SHARE * WINDOW_S:
@@ -80,7 +80,7 @@ class AttackedService:
             spent_s = self.cpu_s() - before_s
 
     def post(self, key: str, events: Sequence[tuple[str, str, str]], kind: str = "click") -> None:
-        """Post events of one type: their ids, users and items."""
+        """Post events of one type, given by id, user and item."""
         headers = {"Authorization": f"Bearer {self.keys[key]}"}
         with httpx.Client(base_url=self.url, headers=headers, timeout=60) as client:
             for start in range(0, len(events), MAX_EVENTS):
@@ -91,19 +91,19 @@ class AttackedService:
                 client.post("/v1/events", json=body).raise_for_status()
 
     def sealed_state(self, items: int) -> str:
-        """Return the sealed state of a visitor with as many events as a request may bring."""
+        """Return the sealed state of a visitor with the maximum number of events in a request."""
         events = [{"event_id": f"before-{n}", "item_id": item_id(n * 7 % items)} for n in range(MAX_EVENTS)]
         headers = {"Authorization": f"Bearer {self.keys['plain']}"}
         answer = httpx.post(f"{self.url}/v1/portable/events", json={"events": events}, headers=headers, timeout=60)
         return str(answer.raise_for_status().json()["state"])
 
     def fill_log(self, user_id: str, events: int, items: int, first: int = 0) -> None:
-        """Give a user of the key `plain` so many events, whose ids are the user's and a number."""
+        """Log this many events for a user of the key `plain`, with ids from the user and a number."""
         numbers = range(first, first + events)
         self.post("plain", [(f"{user_id}-{n}", user_id, item_id(n * 7 % items)) for n in numbers])
 
     def archive_log(self, user_id: str, events: int, items: int) -> int:
-        """Give a user of the key `plain` about so many events, archive all logs, and return the number of its files.
+        """Log about this many events for a user of the key `plain`, archive all logs, and return the number of files.
 
         Each turn archives a quarter of what the one before did, since the archiver would merge files of like sizes.
         """
@@ -116,23 +116,23 @@ class AttackedService:
 
 
 def _cpu_clock(pid: int) -> int:
-    """Return the id of a process's CPU clock, made as clock_getcpuclockid(3) makes it on Linux."""
+    """Return the id of a process's CPU clock, like clock_getcpuclockid(3) on Linux."""
     return ~pid << 3 | 2
 
 
 class Connection:
-    """A connection that sends one request after the other; it only looks at statuses and lengths of the answers."""
+    """A connection for sequential requests that reads only statuses and lengths of responses."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     @classmethod
     async def open(cls, port: int) -> Self:
-        """Connect to the service on that port."""
+        """Connect to the service on this port."""
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def exchange(self, request: bytes) -> tuple[int, int]:
-        """Send a request; return the answer's status and the bytes of its body."""
+        """Send a request; return the status and the bytes of the body."""
         self._writer.write(request)
         await self._writer.drain()
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
@@ -146,7 +146,7 @@ class Connection:
 
 
 def request_bytes(call: Call, key: str, number: int = 0) -> bytes:
-    """Return the call as bytes to send; `number` is how often it was sent before."""
+    """Return the bytes of the call; `number` is how often it was sent before."""
     body = b"" if call.body is None else orjson.dumps(call.body(number))
     path = call.path.replace("{number}", str(number))
     lines = [f"{call.method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}"]
@@ -156,7 +156,7 @@ def request_bytes(call: Call, key: str, number: int = 0) -> bytes:
 
 @contextmanager
 def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterator[AttackedService]:
-    """Serve the model with so many items, for two tenants that have users with histories."""
+    """Serve the model with this many items to two tenants, whose users have histories."""
     with TemporaryDirectory() as directory, ExitStack() as stack:
         models = {tenant: Path(directory) / "models" / tenant / "shop" for tenant in (TENANT, OTHER_TENANT)}
         for enlarged in models.values():
@@ -191,7 +191,7 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
 
 
 def _post_histories(service: AttackedService, key: str, items: int) -> None:
-    """Give users some history, and LONG_USER as many purchases as are ever read of one."""
+    """Post histories of users, and for LONG_USER as many purchases as are ever read of a user."""
     rng = np.random.default_rng(0)
     users = [f"user-{user}" for user in range(USERS) for _ in range(SHORT_HISTORY)] + [LONG_USER] * LONG_LOG
     rows = rng.integers(0, items, len(users))

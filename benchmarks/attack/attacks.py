@@ -1,4 +1,4 @@
-"""What a key can do again and again to hold others up: single calls at their limits, and sequences of calls."""
+"""Attacks with a valid key: single calls at their limits, and sequences of calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ONE_CALL = {
 
 @dataclass(frozen=True)
 class Attack:
-    """Calls that are sent in turns.
+    """Calls that are sent in rounds.
 
     calls  the calls of a turn, one after the other, by the turn's number
     """

@@ -67,7 +67,7 @@ LOG_LENGTHS = {LONG_USER: LONG_LOG, ARCHIVED_USER: LONG_LOG, USER: SHORT_HISTORY
 
 @dataclass(frozen=True)
 class Log:
-    """A log that has to be there before a call; {number} in the user's name is how often the call was sent before."""
+    """A log that a call requires; {number} in the user's name is how often the call was sent before."""
 
     user_id: str
     events: int
@@ -96,12 +96,12 @@ class Call:
 
 
 def plain(user: str = USER) -> Call:
-    """Return the call that all others are compared with: ten items for a user."""
+    """Return the reference call: ten items for a user."""
     return Call("plain", "GET", f"/v1/users/{user}/recommendations")
 
 
 def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call]:
-    """Return calls for recommendations with each field at its limit, and batches that cost as much as is allowed."""
+    """Return calls for recommendations with each field at its limit, and batches at the cost limit."""
     ids = [item_ids[n % len(item_ids)] for n in range(MAX_ITEM_IDS)]
     distinct = list(dict.fromkeys(ids))
     labels = [*categories, *(f"unknown {n}" for n in range(MAX_K))][:MAX_K]
@@ -165,7 +165,7 @@ def _post(name: str, body: dict[str, Any]) -> Call:
 
 
 def _evaluated(name: str, wishes: dict[str, Any]) -> Call:
-    """Return a call whose expressions are evaluated anew each time."""
+    """Return a call whose expressions are evaluated again each time."""
 
     def body(number: int) -> dict[str, Any]:
         return {"user_id": USER, **wishes, "params": {"n": number}}
@@ -192,7 +192,7 @@ def portable(state: str, item_ids: Sequence[str]) -> list[Call]:
 
 
 def searches(items: int) -> list[Call]:
-    """Return the costliest searches of a catalogue of so many items: many items have these letters."""
+    """Return the costliest searches of a catalogue of this size: many items have these letters."""
     words = "e a i o t n r s"
     queries = {
         "search": SearchQuery(query="e", limit=MAX_K),
@@ -213,7 +213,7 @@ def searches(items: int) -> list[Call]:
 
 
 def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call]:
-    """Return the costliest calls of what else can be read."""
+    """Return the costliest calls of all other reads."""
     item = item_ids[0]
     labels = [*categories, *map(str, range(MAX_K))][:600]  # as many as fit into an address
     listed = "&".join(f"categories={quote(one)}" for one in labels)
@@ -246,7 +246,7 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
 
 
 def archived_reads(files: int) -> list[Call]:
-    """Return calls that read the log of ARCHIVED_USER, which is in so many files of the archive."""
+    """Return calls that read the log of ARCHIVED_USER, which is in this many files of the archive."""
     from_files = cost.archive_charge(files) - 1
     page = Call("log", "GET", f"/v1/users/{ARCHIVED_USER}/events?limit={MAX_K}", charge=1 + MAX_K // cost.LOGGED_EVENTS)
     seen = _post("exclude_seen", {"user_id": ARCHIVED_USER, "exclude_seen": "all"})
@@ -256,7 +256,7 @@ def archived_reads(files: int) -> list[Call]:
 
 
 def writes(item_ids: Sequence[str]) -> list[Call]:
-    """Return the costliest calls that write events and items, in bodies of nearly as many bytes as a body may have."""
+    """Return the costliest writes of events and items, with bodies close to the size limit."""
 
     def events(number: int) -> list[dict[str, Any]]:
         return [
@@ -313,7 +313,7 @@ def writes(item_ids: Sequence[str]) -> list[Call]:
 
 
 def corrections(log: int) -> list[Call]:
-    """Return calls that change whose events count, each of them with so many entries of a log to go through."""
+    """Return calls that correct logs, each of them with this many entries."""
     charge = correction_charge(log)
     undone, erased = f"/v1/users/{UNDONE_USER}/events/{UNDONE_USER}-{{number}}", "/v1/users/erased-{number}"
     visitor = Log("visitor-{number}", log)
@@ -333,7 +333,7 @@ def corrections(log: int) -> list[Call]:
 
 
 def operations() -> list[Call]:
-    """Return the calls of operators, the one that ends what the others began last."""
+    """Return the calls of operators; the last one ends what the others started."""
     shares = dict.fromkeys(ARMS, 1.0)
 
     def weighed(number: int) -> dict[str, Any]:
@@ -357,7 +357,7 @@ def operations() -> list[Call]:
 
 
 def scenario_calls() -> list[Call]:
-    """Return calls about a scenario whose versions are nearly as long as they may be. Each needs those before it."""
+    """Return calls about a scenario whose versions are close to the size limit. Each needs the previous ones."""
 
     def largest(number: int) -> dict[str, Any]:
         padding = {"exclude": [f"{number}-{n}".ljust(128, "-") for n in range(40)]}
@@ -385,14 +385,14 @@ def scenario_calls() -> list[Call]:
 
 
 def endpoint_of(call: Call, paths: Iterable[str]) -> str:
-    """Return the method and the template of a call's path, which is one of an OpenAPI document's paths."""
+    """Return the method and the path template of a call, as in the OpenAPI document."""
     path = call.path.partition("?")[0]
     found = [one for one in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", one), path)]
     return f"{call.method} {min(found, key=lambda one: one.count('{'), default=path)}"
 
 
 def unmeasured(paths: Mapping[str, Mapping[str, Any]], calls: Sequence[Call]) -> list[str]:
-    """Return the endpoints of an OpenAPI document's paths that none of the calls is of."""
+    """Return the endpoints of an OpenAPI document that no call covers."""
     measured = {endpoint_of(call, paths) for call in calls}
     documented = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
     return [one for one in documented if one not in measured]

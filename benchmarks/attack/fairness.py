@@ -1,4 +1,4 @@
-"""Measure how long a plain user waits while another key does the worst that it may.
+"""Measure how long a plain user waits while another key sends the costliest permitted load.
 
 A plain user asks for ten items, again and again, in an open loop: at first alone. Then connections of another key of
 the same tenant, or of another tenant's key, send their costliest calls as fast as they are answered; all calls are
@@ -54,7 +54,7 @@ _turns = count(0, TURNS)
 
 @dataclass(frozen=True)
 class Waited:
-    """How long the plain user's requests waited in some seconds.
+    """Waiting times of the plain user's requests in a period.
 
     ms       until they were answered
     work_ms  processor time that the service and its store took meanwhile
@@ -68,14 +68,14 @@ class Waited:
 
 @dataclass(frozen=True)
 class Fairness:
-    """Rounds of the plain user's waiting: before any attack, during one, and right after it."""
+    """Rounds of the plain user's waiting times: before, during and right after an attack."""
 
     quiet: Sequence[Waited]
     during: Sequence[Waited]
     after: Sequence[Waited]
 
     def broken(self) -> list[str]:
-        """Return the laws that do not hold."""
+        """Return the violated laws."""
         quiet_ms, quiet_work_ms = p99_ms(self.quiet), work_ms(self.quiet)
         laws = {
             "waits too long": p99_ms(self.during) <= MAX_FACTOR * quiet_ms + MAX_MORE_MS,
@@ -105,7 +105,7 @@ def p99_ms(rounds: Sequence[Waited]) -> float:
 
 
 def work_ms(rounds: Sequence[Waited]) -> float:
-    """Return the median of the rounds' medians of the work that a request waits for."""
+    """Return the median over rounds of the median work that a request waits for."""
     return median(float(np.median(one.work_ms)) for one in rounds)
 
 
@@ -165,7 +165,7 @@ def _measure(
 
 
 async def _ask(service: AttackedService, seconds: float) -> Waited:
-    """Send the plain user's requests, each when it is due, and measure how long after that it is answered."""
+    """Send the plain user's requests on schedule, and measure the delay of each response from its due time."""
     request, ms, work_ms, refused = request_bytes(plain(), service.keys["plain"]), [], [], 0
     idle = [await Connection.open(service.port) for _ in range(4)]
     tasks: set[asyncio.Task[None]] = set()
@@ -193,7 +193,7 @@ async def _ask(service: AttackedService, seconds: float) -> Waited:
 
 @contextmanager
 def _attack(service: AttackedService, attack: Attack, key: str, connections: int) -> Iterator[None]:
-    """Let another process send the attack's calls over so many connections, one after the other on each.
+    """Let another process send the attack's calls over this many connections, sequentially on each.
 
     raises  RuntimeError  when none of its turns succeeds, or an answer is an error other than that of overload
     """

@@ -1,4 +1,4 @@
-"""Send thousands of hostile expressions: none is answered 5xx, none takes long, and no memory is kept.
+"""Send thousands of hostile expressions: none may return 5xx, take long, or leak memory.
 
 They are deep, long, full of huge constants, of wrong types, of any character, of names that do not exist, and of what
 takes longest. Every request goes the whole way, from the ASGI call to the answer's bytes.
@@ -56,7 +56,7 @@ console = Console()
 
 
 class Answer(NamedTuple):
-    """The status of an answer, and how long it took: processor time of this process."""
+    """The status of a response, and its processor seconds in this process."""
 
     status: int
     cpu_s: float
@@ -94,7 +94,7 @@ def request(rng: random.Random) -> dict[str, Any]:
 
 
 async def attack(model: Path, data_dir: Path, number: int, seed: int) -> tuple[list[Answer], int]:
-    """Return the answers to so many requests, and by how much the second half of them lets memory grow."""
+    """Return the responses to this many requests, and the memory growth of the second half."""
     rng, found = random.Random(seed), list[Answer]()
     async with in_process_service(Settings(model_dir=model, data_dir=data_dir)) as service:
         _set_properties(service.tenant.catalogue.properties, random.Random(0))
@@ -126,7 +126,7 @@ def _set_properties(properties: Any, rng: random.Random) -> None:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process has."""
+    """Return the resident memory of this process."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -137,7 +137,7 @@ def main(
     number: Annotated[int, typer.Option("--count", help="Requests.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the requests: the same ones again.")] = 0,
 ) -> None:
-    """Print how the requests were answered."""
+    """Print a summary of the responses."""
     with TemporaryDirectory() as directory:
         large = Path(directory) / "large"
         synthetic_catalogue.write_enlarged(large, model, items, "trained")

@@ -1,4 +1,4 @@
-"""States that visitors keep: what was altered, cut, foreign or expired is refused, and what they cost beside users.
+"""Sealed states: modified, truncated, foreign and expired ones are refused; and their cost compared with users.
 
     python -m benchmarks.attack.sealed_states --model models/NAME --states 100000
 
@@ -36,7 +36,7 @@ REFUSED = {(422, "invalid_sealed_state"), (422, "sealed_state_expired")}
 
 @contextmanager
 def sealing_service(model: Path) -> Iterator[tuple[str, Path]]:
-    """Serve the model on an empty store; yields the URL and the file of the keys that seal."""
+    """Serve the model on an empty store; yields the URL and the file of the seal keys."""
     with TemporaryDirectory() as directory:
         file = Path(directory) / "seal_keys"
         rotate(file)
@@ -45,7 +45,7 @@ def sealing_service(model: Path) -> Iterator[tuple[str, Path]]:
 
 
 def wrong_states(good: str, file: Path, count: int, seed: int = 0) -> Iterator[str]:
-    """Yield states that a service with the good one's keys has to refuse."""
+    """Yield states that a service with the keys of the valid one must refuse."""
     draw, own = random.Random(seed), StateSealer(SealKeyring(file), 30)
     rotate(file.with_name("others"))
     foreign = StateSealer(SealKeyring(file.with_name("others")), 30)
@@ -71,7 +71,7 @@ def wrong_states(good: str, file: Path, count: int, seed: int = 0) -> Iterator[s
 
 
 async def refusals(url: str, states: Iterator[str]) -> Counter[tuple[int, str]]:
-    """Send the states, and count the answers by status and code."""
+    """Send the states; count the responses by status and code."""
     counts: Counter[tuple[int, str]] = Counter()
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
@@ -86,7 +86,7 @@ async def refusals(url: str, states: Iterator[str]) -> Counter[tuple[int, str]]:
 
 
 def timings(client: httpx.Client, state: str, item_id: str) -> tuple[dict[str, float], bool]:
-    """Return the median seconds of each call, and whether the list for the state is that for the user.
+    """Return the median seconds of each call, and whether the lists for state and user are equal.
 
     state  folded from the same events as that of the user "ada"; the timed events are others'
     """
@@ -108,7 +108,7 @@ def timings(client: httpx.Client, state: str, item_id: str) -> tuple[dict[str, f
 
 
 def run(model: Path, states: int) -> bool:
-    """Print what was refused and what a state costs; return whether all was as it has to be."""
+    """Print refusals and the cost of a state; return whether everything is as required."""
     with sealing_service(model) as (url, file), httpx.Client(base_url=url, timeout=60) as client:
         popular = client.get("/v1/items/popular", params={"k": 20}).json()["items"]
         events = [{"event_id": f"e-{n}", "item_id": item["item_id"]} for n, item in enumerate(popular)]
@@ -130,7 +130,7 @@ def main(
     model: Annotated[Path, typer.Option(help="Model directory.")],
     states: Annotated[int, typer.Option(min=1, help="Wrong states that are sent.")] = 100_000,
 ) -> None:
-    """Send wrong states, and exit with 1 where one is not refused."""
+    """Send invalid states; exit with 1 if one is accepted."""
     raise typer.Exit(not run(model, states))
 
 

@@ -1,4 +1,4 @@
-"""Check that no input brings the service down: requests that its description allows or forbids, and malformed ones.
+"""Check that no input breaks the service: requests by and against its OpenAPI document, and malformed ones.
 
 Each store is fuzzed with keys and without. schemathesis sends what /openapi.json says, with all its checks. Over plain
 sockets, directly and through the load balancer, go malformed variants of the same calls. Exit status 1 where a
@@ -91,7 +91,7 @@ class FuzzTarget:
         return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
 
     def calls(self) -> list[ServiceCall]:
-        """Return every call that the service describes."""
+        """Return every call of the OpenAPI document."""
         lines = tuple(f"{name}: {value}".encode() for name, value in self.headers.items())
         return calls_of(httpx.get(f"{self.url}/openapi.json").json(), lines)
 
@@ -103,7 +103,7 @@ class FuzzTarget:
 
 @contextmanager
 def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzTarget]:
-    """Run the service behind a load balancer, with short time-outs and on an empty store.
+    """Run the service behind a load balancer, with short timeouts and an empty store.
 
     The store is in memory where it can be: on a disk that stalls for a second, a 503 is what should come.
     """
@@ -119,7 +119,7 @@ def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzT
 
 
 def fuzz(service: FuzzTarget, count: int, seed: int) -> Findings:
-    """Send an eighth of the cases by schemathesis; the others are malformed, half of them through the load balancer."""
+    """Send an eighth of the cases through schemathesis; the rest are malformed, half via the load balancer."""
     findings = Findings()
     files_before = service.number("process_open_fds")
     calls = service.calls()
@@ -151,7 +151,7 @@ async def send_all(url: str, cases: list[MalformedCase], findings: Findings, nam
 
 
 async def send(host: str, port: int, case: MalformedCase) -> bytes | None:
-    """Return the bytes until the service closes, or so far where it waits for more requests; None where it hangs."""
+    """Return the bytes until the service closes or waits for more requests; None if it hangs."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -207,7 +207,7 @@ def check_responses(answered: bytes | None, findings: Findings, request: str) ->
 
 
 def run_schemathesis(service: FuzzTarget, count: int, seed: int, findings: Findings, phases: str = PHASES) -> None:
-    """Run schemathesis repeatedly, with more examples each time, until it has sent so many cases."""
+    """Run schemathesis repeatedly, with more examples each time, until it has sent this many cases."""
     sent_cases = 0
     for turn in range(10_000):
         if sent_cases >= count:
@@ -238,7 +238,7 @@ def run_schemathesis(service: FuzzTarget, count: int, seed: int, findings: Findi
 
 
 def failures_reported(output: str) -> str:
-    """Return the sections of schemathesis' output about errors, as of the network, and about failures."""
+    """Return the sections about errors and failures in schemathesis' output."""
     begin = re.search("(ERRORS|FAILURES) =", output)
     reported = output[begin.start() : output.find("SUMMARY =")] if begin else output
     return re.sub(r"\n\n+", "\n", reported)[:6_000]
@@ -248,7 +248,7 @@ def failures_reported(output: str) -> str:
 
 
 def check_service_afterwards(service: FuzzTarget, files_before: float, findings: Findings) -> None:
-    """Add the faults of processes, logs and store after all requests."""
+    """Add faults of processes, logs and store after all requests."""
     replica = service.running.replicas[0]
     if replica.process.poll() is not None:
         findings.faults[
@@ -277,7 +277,7 @@ def check_service_afterwards(service: FuzzTarget, files_before: float, findings:
 
 
 def failures_logged(log: str) -> list[str]:
-    """Return the lines of the load balancer about answers of 5xx, but to clients who had hung up.
+    """Return log lines of the load balancer with 5xx, except for clients that had disconnected.
 
     It notes 503 where a client leaves before a replica has taken the request.
     """
@@ -285,7 +285,7 @@ def failures_logged(log: str) -> list[str]:
 
 
 def check_stored_numbers(service: FuzzTarget, findings: Findings) -> None:
-    """Add every number in log or states that is not finite."""
+    """Add every non-finite number in log and states."""
     with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
         out = Path(directory) / "log.jsonl.gz"
         command = [sys.executable, "-m", "app", "backup", "--out", str(out), *service.store_options]
@@ -307,7 +307,7 @@ def check_stored_numbers(service: FuzzTarget, findings: Findings) -> None:
 
 
 def json_leaves(value: Any) -> Iterator[Any]:
-    """Yield every value of the JSON that is neither an object nor a list."""
+    """Yield every JSON value that is neither an object nor a list."""
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from json_leaves(inner)

@@ -194,7 +194,7 @@ class ServiceCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCase:
-    """The bytes that go over one connection, piece by piece, and what the client does then."""
+    """Bytes to send over a connection, chunk by chunk, and what the client does afterwards."""
 
     pieces: tuple[bytes, ...]
     end: Ending
@@ -218,7 +218,7 @@ def calls_of(description: Mapping[str, Any], headers: tuple[bytes, ...] = ()) ->
 
 
 def malformed_cases(calls: list[ServiceCall], count: int, seed: int, waiting_share: float) -> Iterator[MalformedCase]:
-    """Yield so many cases, the same for the same seed; a share of them waits until the service closes."""
+    """Yield this many cases, determined by the seed; some of them wait until the service closes."""
     rng = random.Random(seed)
     for _ in range(count):
         content = b"".join(_mutated_call(rng, calls) for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6))))
@@ -267,7 +267,7 @@ def _mutate_line_ends(rng: random.Random, call: ServiceCall) -> ServiceCall:
 
 
 def _mutate_body(rng: random.Random, call: ServiceCall) -> ServiceCall:
-    """Another value in the place of one of the body's, or other bytes."""
+    """Replace a value of the body, or its bytes."""
     if call.body and rng.random() < 0.7:
         text = call.body.decode("utf-8", "replace")
         places = [place for place, letter in enumerate(text) if letter in ":["]
@@ -280,7 +280,7 @@ def _mutate_body(rng: random.Random, call: ServiceCall) -> ServiceCall:
 
 
 def _chunk_body(rng: random.Random, call: ServiceCall) -> ServiceCall:
-    """Send the body in chunks, some of which state another size."""
+    """Send the body in chunks, some with a wrong size."""
     body, chunks = call.body, []
     while body:
         size = rng.randrange(1, len(body) + 1)

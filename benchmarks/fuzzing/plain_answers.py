@@ -1,4 +1,4 @@
-"""Check that requests for recommendations are answered without the app as the app answers them, byte for byte.
+"""Check that responses to requests for recommendations without the app equal those of the app, byte for byte.
 
 Users with histories of every length, with merged ones and unknown ones among them, ask over several connections at
 once, so that batches of all sizes form, and click in between. Each request is sent twice: as it comes, and over a
@@ -62,7 +62,7 @@ console = Console()
 
 
 class Memory(asyncio.Transport):
-    """The transport of a connection whose answers are kept."""
+    """A transport that stores the responses of a connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Memory(asyncio.Transport):
 
 
 class Way:
-    """Connections to the service, and the number of requests on them that the app got."""
+    """Connections to the service, and the number of their requests that reached the app."""
 
     def __init__(self, app: Any, state: dict[str, Any]) -> None:
         self.for_app = 0
@@ -99,7 +99,7 @@ class Way:
         self._connect = partial(LimitedHttpProtocol, config, ServerState(), state)
 
     async def answers(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Send each request over another connection, all at once; their answers without what may differ."""
+        """Send each request over its own connection, concurrently; return responses without parts that may differ."""
         connections = [(self._connect(), Memory()) for _ in requests]
         for (protocol, transport), request in zip(connections, requests, strict=True):
             protocol.connection_made(transport)
@@ -111,7 +111,7 @@ class Way:
 
 
 def request(user_id: str, number: int) -> bytes:
-    """Return a request, most often a plain one."""
+    """Return a random request, mostly a plain one."""
     common = f"HTTP/1.1\r\nHost: x\r\nX-Request-ID: r-{number}\r\n{random.choice(HEADERS)}"
     if random.random() < POSTS:
         body = random.choice(BODIES).format(user_id)
@@ -120,14 +120,14 @@ def request(user_id: str, number: int) -> bytes:
 
 
 async def click(service: Service, user_id: str, count: int) -> None:
-    """Let the user choose some items."""
+    """Log clicks of the user on random items."""
     ids = service.catalogue.item_ids
     items = [ids[random.randrange(len(ids))] for _ in range(count)]
     await service.ingest.append([{"user_id": user_id, "item_id": item_id} for item_id in items])
 
 
 async def add_users(service: Service) -> list[str]:
-    """Give users their histories, and return their ids with some of nobody."""
+    """Log histories of users; return their ids and some unknown ones."""
     users = [f"user-{number}" for number in range(USERS)]
     for number, user_id in enumerate(users):
         if count := LENGTHS[number % len(LENGTHS)]:
@@ -141,12 +141,12 @@ async def add_users(service: Service) -> list[str]:
 
 
 def never(_request: RecommendationRequest) -> bool:
-    """Return False: no request is plain, and each gets a query with all its parts."""
+    """Return False, so that no request is plain and each gets a full query."""
     return False
 
 
 async def differences(settings: Settings, requests: int) -> tuple[int, int]:
-    """Return how many answers differ or are faults, and how many requests were not answered without the app."""
+    """Return the number of different or failed responses, and of requests that reached the app."""
     different, sent = 0, 0
     async with in_process_service(settings) as service:
         users = await add_users(service.tenant)
@@ -175,7 +175,7 @@ def main(
     redis: Annotated[bool, typer.Option("--redis", help="Start a Redis, instead of using SQLite.")] = False,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Print how many answers differ."""
+    """Print the number of different responses."""
     random.seed(seed)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))

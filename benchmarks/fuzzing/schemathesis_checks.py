@@ -1,4 +1,4 @@
-"""Checks for schemathesis beside its own; it imports this module by benchmarks/fuzzing/schemathesis.toml."""
+"""Additional checks for schemathesis, which benchmarks/fuzzing/schemathesis.toml imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_ERROR_BYTES = 4_096
 def errors_are_short_and_numbers_finite(
     _context: schemathesis.CheckContext, response: schemathesis.Response, _case: schemathesis.Case[Any]
 ) -> None:
-    """An error has at most 4 kB in the one shape, and no answer a number that is none."""
+    """Check that errors have the common shape and at most 4 kB, and numbers are finite."""
     if response.status_code >= 400 and response.content:
         assert len(response.content) <= MAX_ERROR_BYTES, f"an error of {len(response.content):,} bytes"
         assert set(response.json()) == {"error"}, "an error of another shape"

@@ -43,7 +43,7 @@ class MockBrokers:
         self._ask("stop", broker)
 
     def start(self, broker: int) -> None:
-        """Let the broker come back, with what it had."""
+        """Start the broker again with its data."""
         self._ask("start", broker)
 
     def move(self, topic: str, partition: int, broker: int) -> None:
@@ -55,11 +55,11 @@ class MockBrokers:
         self._ask("coordinate", group, broker)
 
     def cut(self, broker: int, request: int, times: int) -> None:
-        """Close a connection instead of answering, for the next requests of this kind to a broker."""
+        """Close the connection instead of answering, for the next requests of this kind to a broker."""
         self._ask("cut", broker, request, times)
 
     def uncut(self, broker: int, request: int) -> int:
-        """Return how many connections are still to be cut."""
+        """Return the number of connections that are still to be cut."""
         return int(self._ask("uncut", broker, request))
 
     def _ask(self, *command: object) -> Any:
@@ -95,7 +95,7 @@ def mock_brokers(brokers: int = 3) -> Iterator[MockBrokers]:
 
 
 class MockCluster:
-    """The mock cluster within the process that runs it. The client for Python does not bring these calls."""
+    """The mock cluster in its own process; the Python client lacks bindings for these calls."""
 
     def __init__(self, brokers: int) -> None:
         (path,) = Path(confluent_kafka.__file__).parents[1].glob("confluent_kafka.libs/librdkafka-*.so*")
@@ -114,7 +114,7 @@ class MockCluster:
 
     @property
     def addresses(self) -> str:
-        """Where the brokers listen."""
+        """Return the addresses of the brokers."""
         return bytes(self._library.rd_kafka_mock_cluster_bootstraps(self._cluster)).decode()
 
     def create(self, topic: str, partitions: int) -> None:
@@ -126,7 +126,7 @@ class MockCluster:
         self._done(self._library.rd_kafka_mock_broker_set_down(self._cluster, broker))
 
     def start(self, broker: int) -> None:
-        """Let a broker come back."""
+        """Start a broker again."""
         self._done(self._library.rd_kafka_mock_broker_set_up(self._cluster, broker))
 
     def move(self, topic: str, partition: int, broker: int) -> None:

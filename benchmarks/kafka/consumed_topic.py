@@ -1,4 +1,4 @@
-"""A topic that is filled as fast as it is consumed, and a reader that knows what was in it."""
+"""A topic that is filled at the rate of its consumption, and a reader that knows its content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ConsumedTopic:
         self._produced = self._read = 0
 
     def fill(self, item_ids: Sequence[str]) -> None:
-        """Write the records, wait for the consumers in between, and read them all back."""
+        """Write the records, waiting for the consumers in between, and read them all back."""
         producer = Producer(
             {"bootstrap.servers": self._addresses, "enable.idempotence": True, "linger.ms": 20, **RECONNECT}
         )
@@ -69,7 +69,7 @@ class ConsumedTopic:
         producer.poll(0)
 
     def _read_back(self) -> None:
-        """Read everything that the topic has, each offset once, and note what the producer had to write twice."""
+        """Read the whole topic, each offset once, and record duplicates written by the producer."""
         reader = Consumer({"bootstrap.servers": self._addresses, "group.id": "oracle", **RECONNECT})
         reader.assign([TopicPartition(place.topic, place.partition, 0) for place in self._places])
         seen = bytearray(self.records)
@@ -88,7 +88,7 @@ class ConsumedTopic:
         reader.close()
 
     def follow(self) -> None:
-        """Count what the group has committed, until everything is."""
+        """Follow the committed offsets of the group until everything is committed."""
         client = Consumer({"bootstrap.servers": self._addresses, "group.id": self._group, **RECONNECT})
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Kill consumers and the service, cut connections, take brokers down, and hold the log against the topic.
+"""Kill consumers and the service, cut connections, stop brokers, and compare the log with the topic.
 
 A topic of mock brokers is filled as fast as two consumers of one group read it. They post to a service on Redis or
 SQLite, through a proxy that cuts connections too. In the end each record must be in the log of its user once, and in
@@ -62,7 +62,7 @@ console = Console()
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """How many records, and how many faults are spread over them."""
+    """Number of records, and of faults spread over them."""
 
     model: Path
     store: Literal["redis", "sqlite"]
@@ -75,7 +75,7 @@ class FaultPlan:
 
 @dataclass
 class Verdict:
-    """What the log has of the topic; nothing is wrong if everything but `logged` and `letters` is zero."""
+    """The comparison of log and topic; correct if all fields except `logged` and `letters` are zero."""
 
     logged: int = 0
     lost: int = 0
@@ -88,12 +88,12 @@ class Verdict:
 
     @property
     def is_correct(self) -> bool:
-        """Return whether nothing is wrong."""
+        """Return whether no fault was found."""
         return not (self.lost or self.doubled or self.disordered or self.missing_letters)
 
 
 class FaultRun:
-    """The running processes, and the faults that are spread over the records."""
+    """The running processes, and the faults spread over the records."""
 
     def __init__(self, plan: FaultPlan, brokers: MockBrokers, directory: Path, store: Sequence[str]) -> None:
         self.plan = plan
@@ -109,7 +109,7 @@ class FaultRun:
         self._consumers: list[SupervisedProcess] = []
 
     async def run(self, item_ids: Sequence[str]) -> None:
-        """Fill the topic and consume it, with all faults."""
+        """Fill and consume the topic, with all faults."""
         await self._service.start()
         host, port = await self._proxy.listen((HOST, 0))
         self._consumers = [self._consumer(number, f"http://{host}:{port}") for number in range(CONSUMERS)]
@@ -162,7 +162,7 @@ class FaultRun:
         return self.faults["cut: service"] < self.plan.cuts * POSTED_SHARE * min(1.0, 1.1 * self._progress)
 
     async def _spread(self, count: int, fault: Callable[[int], Awaitable[None]]) -> None:
-        """Have one fault after the other, evenly over the records."""
+        """Inject one fault after another, evenly spread over the records."""
         for number in range(count):
             while self._progress < (number + 0.5) / count:
                 await asyncio.sleep(0.02)
@@ -176,7 +176,7 @@ class FaultRun:
         self._note(f"kill -9: {process.kind}")
 
     async def _rebalance(self, number: int) -> None:
-        """Have a consumer leave the group; it comes back at once."""
+        """Let a consumer leave the group and rejoin at once."""
         consumer = self._consumers[number % CONSUMERS]
         await consumer.is_ready_within(60)
         consumer.send(signal.SIGTERM)
@@ -195,7 +195,7 @@ class FaultRun:
         self._note("broker down")
 
     async def _cut_at_brokers(self) -> None:
-        """Push cuts as they become due; one counts when it was made."""
+        """Request cuts as they become due; a cut counts once it happened."""
         planned = round(self.plan.cuts * (1 - POSTED_SHARE))
         pushed = 0
         while True:
@@ -214,7 +214,7 @@ class FaultRun:
 
 
 async def judge(settings: StoreSettings, model: Path, topic: ConsumedTopic) -> Verdict:
-    """Compare the log of every user with what the topic had."""
+    """Compare the log of every user with the topic."""
     found: list[list[int]] = [[] for _ in range(USERS)]
     async with opened_store(settings, generation_of(model_directory.load(model))) as store:
         async for page in store.log():
@@ -233,7 +233,7 @@ async def judge(settings: StoreSettings, model: Path, topic: ConsumedTopic) -> V
 
 
 def count_letters(addresses: str) -> int:
-    """Return how many records have dead letters."""
+    """Return the number of records with dead letters."""
     # cuts may be left: with the client's own pauses, which grow to 10 s, few of them would outlast any patience
     reader = Consumer({"bootstrap.servers": addresses, "group.id": "letters", **RECONNECT})
     place = TopicPartition(DEAD_LETTERS, 0, 0)
@@ -251,7 +251,7 @@ def count_letters(addresses: str) -> int:
 
 
 def run_faults(plan: FaultPlan) -> Verdict:
-    """Run the plan, and return what the log has of it."""
+    """Run the plan; return the verdict."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
         brokers = stack.enter_context(mock_brokers(BROKERS))
@@ -284,7 +284,7 @@ def main(
     rebalances: Annotated[int, typer.Option(min=0, help="Consumers that leave and come back.")] = 5,
     failures: Annotated[int, typer.Option(min=0, help="Brokers that go away for a while.")] = 3,
 ) -> None:
-    """Print what was done, and what the log has of it."""
+    """Print the injected faults and the verdict."""
     verdict = run_faults(FaultPlan(model, store, records, kills, cuts, rebalances, failures))
     console.print(f"{machine.cpu()}, {store}", highlight=False)
     console.print(", ".join(f"{count:,} {fault}" for fault, count in sorted(verdict.faults.items())), highlight=False)

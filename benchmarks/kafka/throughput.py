@@ -1,4 +1,4 @@
-"""Measure how many records a second `lisarec consume` settles, beside the same events in HTTP batches.
+"""Measure the records a second that `lisarec consume` processes, compared with the same events in HTTP batches.
 
 Brokers, consumer, service and Redis share this machine. The topic is filled before; the rate is that of the middle of
 the records, so starts do not count. Beside it stands what a record costs each process in CPU time, which tells more
@@ -68,13 +68,13 @@ def fill(addresses: str, sent: Sequence[Event]) -> None:
 
 
 class CpuTimes:
-    """CPU seconds of the processes that this one has started, by a word of their command."""
+    """CPU seconds of the child processes, by a word of their command."""
 
     def __init__(self, *words: str) -> None:
         self._words = words
 
     def read(self) -> dict[str, float]:
-        """Return the seconds so far."""
+        """Return the CPU seconds so far."""
         found = dict.fromkeys(self._words, 0.0)
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
@@ -96,7 +96,7 @@ class Measured:
     def between(
         cls, begin: tuple[float, float, dict[str, float]], end: tuple[float, float, dict[str, float]]
     ) -> Measured:
-        """Return what lies between two moments: the time, the number of records, the CPU times."""
+        """Return the differences of two moments: time, records and CPU times."""
         records = end[1] - begin[1]
         cpu_us = {name: (end[2][name] - begin[2][name]) * 1e6 / records for name in end[2]}
         return cls(records / (end[0] - begin[0]), cpu_us)
@@ -107,7 +107,7 @@ class Measured:
 
 
 def consumed(addresses: str, url: str, total: int) -> Measured:
-    """Run one consumer over the topic, and measure the middle of the records."""
+    """Run one consumer over the topic, and measure the middle part of the records."""
     metrics = f"127.0.0.1:{free_port()}"
     command = ["consume", "--brokers", addresses, "--topic", TOPIC, "--url", url, "--metrics", metrics]
     consumer = subprocess.Popen([sys.executable, "-m", "app", *command], cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -134,7 +134,7 @@ def consumed(addresses: str, url: str, total: int) -> Measured:
 
 
 def posted(url: str, sent: Sequence[Event], connections: int) -> Measured:
-    """Post the events in batches that are prepared."""
+    """Post the events in prepared batches."""
     bodies = [orjson.dumps(sent[begin : begin + BATCH]) for begin in range(0, len(sent), BATCH)]
     headers = {"content-type": "application/json"}
     with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(connections) as executor:
@@ -154,7 +154,7 @@ def main(
     store: Annotated[Literal["redis", "sqlite"], typer.Option(help="Of the service.")] = "redis",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
-    """Print the rates of each round, one way after the other."""
+    """Print the rates of each round for both ways in turn."""
     item_ids = model_directory.load(model).items.ids
     console.print(f"{machine.cpu()}, {store}, batches of {BATCH:,}", highlight=False)
     for _ in range(rounds):

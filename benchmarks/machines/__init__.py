@@ -1,1 +1,1 @@
-"""Several machines: network namespaces as hosts, an Ethernet switch between them, and what breaks there."""
+"""Several machines: network namespaces as hosts, an Ethernet switch between them, and faults."""

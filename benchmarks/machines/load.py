@@ -1,4 +1,4 @@
-"""Clients and a producer outside of the hosts, for each third of the users, and how long they were not answered."""
+"""Clients and a producer outside of the hosts for each third of the users, and the longest times without a response."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = EVENTS, LISTS, RECORDS = "events", "recommendations", "records"
 
 
 class Load:
-    """Clients that post events until they are acknowledged, clients that ask for recommendations, and a producer.
+    """Clients that post events until acknowledged, clients that request lists, and a producer.
 
     A record is acknowledged when its offset is committed. The users of each third have a partition of the topic.
 
@@ -47,7 +47,7 @@ class Load:
         self._seed = seed
 
     async def run(self) -> None:
-        """Send until it is over and every event is acknowledged."""
+        """Send until the run is over and every event is acknowledged."""
         async with asyncio.TaskGroup() as clients:
             for third in range(len(self._users)):
                 for number in range(SENDERS):
@@ -56,7 +56,7 @@ class Load:
             clients.create_task(self._produce(random.Random(self._seed)))
 
     def longest_wait_s(self, kind: str, begin_s: float) -> float:
-        """Return how long nobody of some third was answered, at the longest, since that monotonic time."""
+        """Return the longest time without any response to a third of the users, since that monotonic time."""
         now_s = time.monotonic()
         waits = [0.0]
         for third in range(len(self._users)):
@@ -65,7 +65,7 @@ class Load:
         return max(waits)
 
     def is_answered_since(self, begin_s: float, kinds: Sequence[str]) -> bool:
-        """Return whether every third of the users was, to each of these kinds of requests."""
+        """Return whether every third of the users got responses to each of these kinds of requests."""
         return all(
             (times := self._answered_s[kind, third]) and times[-1] > begin_s
             for kind in kinds
@@ -122,7 +122,7 @@ class Load:
 
 
 def users_of(third: int, thirds: int) -> Iterator[str]:
-    """Yield users whose logs are in the slots of the nth primary."""
+    """Yield users whose logs are in slots of the nth primary."""
     keys, slots = Keyspace("lisarec", PARTITIONS), slots_of(third, thirds)
     users = (f"user-{number}" for number in count())
     return (user_id for user_id in users if key_slot(keys.user(TENANT, user_id).head.encode()) in slots)

@@ -1,4 +1,4 @@
-"""Hosts with a network of their own: a namespace each, with a TAP device that a switch connects to the others.
+"""Hosts as network namespaces, each with a TAP device that a switch connects to the others.
 
 Everything is in namespaces of this process, of network, processes and mounts: when it ends, however it does, the kernel
 ends what runs in them and removes devices, addresses and files. Nothing of the real machine's network is touched.
@@ -46,17 +46,17 @@ class Host:
         self.tap = -1
 
     def command(self, *words: str) -> list[str]:
-        """Return the command that runs this one on the host, as the same process."""
+        """Return the command that runs this command on the host, in the same process."""
         first = words[0] if "/" in words[0] else program(words[0])
         return [program("nsenter"), f"--net={self.namespace}", first, *words[1:]]
 
     def clear(self) -> None:
-        """Let the device have the address of the host alone, as after a boot."""
+        """Reset the device to the address of the host only, as after a boot."""
         for words in (("flush", "dev", "eth0"), ("add", f"{self.address}/24", "dev", "eth0")):
             subprocess.run(self.command("ip", "address", *words), check=True)
 
     def start(self) -> None:
-        """Make namespace and device, in this thread, which should end then."""
+        """Create namespace and device in this thread, which should end afterwards."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "no network namespace")
@@ -64,7 +64,7 @@ class Host:
         self.open_device()
 
     def open_device(self) -> None:
-        """Make the device in the namespace of this thread."""
+        """Create the device in the namespace of this thread."""
         self.tap = os.open(TUN, os.O_RDWR)
         fcntl.ioctl(self.tap, TUNSETIFF, struct.pack("16sH22x", b"eth0", IFF_TAP | IFF_NO_PI))
         for words in (
@@ -77,7 +77,7 @@ class Host:
 
 
 class Network:
-    """So many hosts, and the world outside of them, in which this process is.
+    """This many hosts, and the outside world with this process.
 
     raises  OSError, subprocess.CalledProcessError  where this process may not do that
     """
@@ -105,19 +105,19 @@ class Network:
         self._change(self._cut | {(host.number, other) for other in range(len(self.hosts) + 1) if other != host.number})
 
     def part(self, host: Host, others: Iterable[Host]) -> None:
-        """Let nothing pass between the host and these; the world outside reaches all of them."""
+        """Block traffic between the host and these; the outside world still reaches all of them."""
         self._change(self._cut | {(host.number, other.number) for other in others})
 
     def heal(self) -> None:
-        """Let everything pass again."""
+        """Allow all traffic again."""
         self._change(set())
 
     def close(self) -> None:
-        """End the switch."""
+        """Stop the switch."""
         self._switch.communicate()
 
     def pairs(self) -> list[tuple[Host, Host]]:
-        """Return every two hosts."""
+        """Return all pairs of hosts."""
         return list(combinations(self.hosts, 2))
 
     def _change(self, cut: set[tuple[int, int]]) -> None:
@@ -128,7 +128,7 @@ class Network:
 
 
 def what_is_missing() -> str:
-    """Return why hosts cannot be made here; nothing where they can."""
+    """Return why hosts cannot be created here; empty if they can."""
     try:
         for name in PROGRAMS:
             program(name)
@@ -142,7 +142,7 @@ def what_is_missing() -> str:
 
 
 def enter(module: str, arguments: Sequence[str]) -> None:
-    """Become the module, in namespaces of its own; what runs in them ends with this process."""
+    """Replace this process by the module in its own namespaces; their processes end with it."""
     os.execv(program("unshare"), [*_unshare(), sys.executable, "-m", module, *arguments])
 
 

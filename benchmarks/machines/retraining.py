@@ -1,4 +1,4 @@
-"""The trainer of the hosts: the model that it begins with, its command, and what has come of its rounds."""
+"""The trainer of the hosts: its initial model, its command, and the outcomes of its rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDS_WITHIN_S = 300.0
 
 
 def uploaded(model: Path) -> BucketModels:
-    """Put a model into the bucket, and return the models there."""
+    """Upload a model into the bucket; return the models there."""
     models = BucketModels(ObjectUrl(MODELS), DISK / "cache")
     shutil.copytree(model, models.work / model.name)
     models.publish(model.name)
@@ -30,7 +30,7 @@ def uploaded(model: Path) -> BucketModels:
 
 
 def retrain_command(store: Sequence[str], every_s: int) -> list[str]:
-    """Return the command of a trainer with short rounds, from some minutes of events on.
+    """Return the command of a trainer with short rounds.
 
     Clicks are random, so no model is better than another: a loss refuses one only if it is significant.
     """
@@ -39,7 +39,7 @@ def retrain_command(store: Sequence[str], every_s: int) -> list[str]:
 
 
 async def last_round(models: BucketModels, since_s: float) -> str:
-    """Wait until a round of the trainer has ended after that time, and return its outcome and the reason.
+    """Wait until a round of the trainer has ended after that time; return its outcome and reason.
 
     raises  TimeoutError  when none has, with the trainer's last line
     """
@@ -55,7 +55,7 @@ async def last_round(models: BucketModels, since_s: float) -> str:
 
 
 def rounds() -> Counter[str]:
-    """Return how many rounds had which outcome, on all hosts."""
+    """Return the number of rounds by outcome, over all hosts."""
     begins = (line.partition(":")[0] for line in _lines())
     return Counter(begin for begin in begins if begin in OUTCOMES)
 
@@ -65,5 +65,5 @@ def _ended_s(last: Mapping[str, Any]) -> float:
 
 
 def _lines() -> list[str]:
-    """Return the lines of the logs, in the order of the hosts."""
+    """Return the log lines in the order of the hosts."""
     return [line for log in sorted(DISK.glob(f"{NAME}-*.log")) for line in log.read_text().splitlines()]

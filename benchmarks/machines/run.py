@@ -1,4 +1,4 @@
-"""Kill hosts, cut the network between them, bring some back with an old disk, all under load, and judge what is left.
+"""Kill hosts, cut the network, restore old disks under load, and judge the result.
 
 Three hosts, each a network namespace with an address of its own; frames between them take a millisecond, and one in a
 thousand is lost. Archiver, trainer and a consumer of Kafka run on one of them; when it dies, they are started on
@@ -41,7 +41,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 @dataclass
 class Report:
-    """What came of a run.
+    """The results of a run.
 
     waits     how long nobody of a third of the users was answered, by kind of fault and of request
     accepted  how often an operator had to accept a loss
@@ -52,7 +52,7 @@ class Report:
     accepted: int = 0
 
     def print_table(self) -> None:
-        """Print a row for each kind of fault."""
+        """Print a row per kind of fault."""
         console.print(f"| fault | times | no {' | no '.join(f'{kind}: p50, p99 s' for kind in KINDS)} | answers |")
         console.print("|---|---|---|---|---|---|")
         for fault, answers in self.failed.items():
@@ -62,7 +62,7 @@ class Report:
 
 
 class Faults:
-    """Injects faults into the site, one after the other, each under load and followed by its recovery."""
+    """Injects faults into the site one after another, each under load and followed by recovery."""
 
     def __init__(self, site: Site, load: Load, down_s: float) -> None:
         self.report = Report()
@@ -71,7 +71,7 @@ class Faults:
         self._down_s = down_s
 
     async def kill(self, machine: Machine, *, old_disk: bool) -> None:
-        """Kill a host; the others go on without it before it comes back, perhaps with the disk of its last death."""
+        """Kill a host; the others continue without it before it returns, possibly with the disk of its last death."""
         begin_s = await self._begin()
         await self._site.kill(machine)
         await self._note("a host is killed", begin_s, self._until_taken, (EVENTS, LISTS))
@@ -80,7 +80,7 @@ class Faults:
         await self._note(name, await self._begin(calm_s=0.0), lambda: self._site.bring_back(machine))
 
     async def cut(self, machine: Machine, others: list[Machine]) -> None:
-        """Part a host from others for a while."""
+        """Cut a host off from others for a while."""
         begin_s = await self._begin()
         self._site.network.part(machine.host, [other.host for other in others])
         name = "cut between two hosts" if len(others) == 1 else "cut between a host and all others"
@@ -96,7 +96,7 @@ class Faults:
     async def _note(
         self, fault: str, begin_s: float, work: Callable[[], Awaitable[None]], kinds: Sequence[str] = KINDS
     ) -> None:
-        """Await the work, and then that everybody is answered; an operator helps where that takes too long.
+        """Await the fault and the recovery of all responses; an operator helps if that takes too long.
 
         kinds  of requests; during a fault without records, whose consumer may be on a host that is cut off
         """
@@ -110,7 +110,7 @@ class Faults:
         _say(f"{fault}: nobody of a third was answered for {waits}; {dict(load.answers - self._before)}")
 
     async def _until_taken(self, kinds: Sequence[str] = (EVENTS, LISTS)) -> None:
-        """Wait until every third of the users is answered again, for a second on end."""
+        """Wait until every third of the users has had responses for a whole second."""
         begin_s = time.monotonic()
         while time.monotonic() < begin_s + AGAIN_WITHIN_S:
             since_s = time.monotonic()
@@ -128,7 +128,7 @@ def _say(what: str) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is broken how often; every other kill brings an old disk, every other cut is from all others.
+    """Kinds and numbers of faults; every other kill restores an old disk, every other cut isolates a host.
 
     timeout_ms  after which the cluster replaces a primary
     logs        where the logs of everything are kept
@@ -143,7 +143,7 @@ class Plan:
 
 
 async def break_machines(plan: Plan) -> tuple[Report, StoreVerdict]:
-    """Carry the plan out, and judge what is left."""
+    """Run the plan and judge the result."""
     trained = model_directory.load(plan.model)
     async with running_site(plan.model, plan.timeout_ms, plan.logs) as site:
         load = Load(site.address, site.topic, trained.items.ids, HOSTS, plan.seed)

@@ -1,4 +1,4 @@
-"""What runs on three hosts, and how one of them dies and comes back.
+"""The processes on three hosts, and how a host fails and returns.
 
     every host   a primary of a Redis cluster and a replica of each of the other two, by docker-compose.yml's command;
                  a replica of the service; HAProxy, by docker/haproxy.cfg; keepalived
@@ -84,7 +84,7 @@ reaches 127.0.0.1 && {{ {others}; }}
 
 @dataclass(frozen=True)
 class SiteAdmin:
-    """The operator, who knows on which host the node of a port is."""
+    """The operator, who knows the host of each node's port."""
 
     users: RedisUsers
     hosts: list[Host]
@@ -95,13 +95,13 @@ class SiteAdmin:
         return self.hosts[(third + copy) % HOSTS]
 
     def admin_url(self, port: int) -> str:
-        """Return the URL by which an operator logs in."""
+        """Return the URL with which an operator logs in."""
         return self.users.admin_url(port, self.host_of(port).address)
 
 
 @dataclass
 class Machine:
-    """A host and what runs on it, in the order in which it is started.
+    """A host and its processes, in start order.
 
     nodes  of Redis, by port
     jobs   what runs on one host at a time, as it would run on this one
@@ -114,12 +114,12 @@ class Machine:
 
     @property
     def processes(self) -> list[SupervisedProcess]:
-        """Return all that runs."""
+        """Return all running processes."""
         return [*self.nodes.values(), *self.others, *self.jobs]
 
 
 class Site:
-    """The running hosts; clients post to the floating address, and produce to the brokers."""
+    """The running hosts; clients use the floating address, and producers the brokers."""
 
     def __init__(self, network: Network, model: Path, node_timeout_ms: int, topic: Topic) -> None:
         self.network = network
@@ -153,7 +153,7 @@ class Site:
             machine.jobs = [self._command(machine.host, name, command) for name, command in jobs.items()]
 
     async def start(self) -> None:
-        """Start everything; it is ready then."""
+        """Start everything and wait until it is ready."""
         await asyncio.gather(*(node.start() for machine in self.machines for node in machine.nodes.values()))
         await asyncio.to_thread(self.admin.form, self._ports[:HOSTS], self._ports[HOSTS:])
         await asyncio.gather(*(self._start_others(machine) for machine in self.machines))
@@ -163,24 +163,24 @@ class Site:
                 await asyncio.sleep(0.1)
 
     async def kill(self, machine: Machine) -> None:
-        """Unplug the host, then kill all that runs on it: no peer hears of its end. Its jobs go on elsewhere."""
+        """Unplug the host, then kill its processes, so that peers see no closed connections. Its jobs move."""
         self.network.unplug(machine.host)
         await asyncio.gather(*(process.end() for process in machine.processes))
         if machine is self._at_work:
             await self._start_jobs(self.machines[machine.host.number - 1])
 
     def keep_disk(self, machine: Machine) -> None:
-        """Copy the disk of a host that is down."""
+        """Copy the disk of a stopped host."""
         shutil.rmtree(_kept(machine), ignore_errors=True)
         shutil.copytree(_disk(machine.host), _kept(machine))
 
     def put_disk(self, machine: Machine) -> None:
-        """Put the copy in the place of the disk of a host that is down."""
+        """Replace the disk of a stopped host by the copy."""
         shutil.rmtree(_disk(machine.host))
         shutil.copytree(_kept(machine), _disk(machine.host))
 
     async def bring_back(self, machine: Machine) -> None:
-        """Start the host; returns when it has all that it lacked."""
+        """Start the host; wait until it has caught up."""
         machine.host.clear()
         self.network.heal()
         await asyncio.gather(*(node.start() for node in machine.nodes.values()))
@@ -188,7 +188,7 @@ class Site:
         await self.settle()
 
     async def settle(self) -> None:
-        """Wait until every primary has its replicas, and let each host have one primary again.
+        """Wait until every primary has its replicas, and each host has one primary again.
 
         Who replaces a primary needs the votes of most of them: two on one host, and its death stops the cluster.
         """
@@ -198,13 +198,13 @@ class Site:
         await wait_until_settled(self._is_as_placed, POLL_S)
 
     async def _open_store(self, *generations: Generation) -> RedisStore:
-        """Open the store as a judge, who waits for hosts that are busy."""
+        """Open the store for the verdict, with long timeouts for busy hosts."""
         patient = RedisOptions(connect_timeout_s=SETTLED_WITHIN_S, socket_timeout_s=SETTLED_WITHIN_S)
         archive = open_folder(ObjectUrl(ARCHIVE), DISK / "cache")
         return await RedisStore.open(self._redis_url, generations, archive_dir=archive, options=patient)
 
     async def judge(self, trained: Artifact, ledger: Ledger) -> StoreVerdict:
-        """Hold store and archive, and the states of the active model, against what clients were told."""
+        """Compare store, archive and states of the active model with the acknowledged operations."""
         store = await self._open_store(generation_of(trained))
         try:
             active = [known.named.name for known in await store.generations.known() if known.is_active]
@@ -214,7 +214,7 @@ class Site:
             await store.close()
 
     async def accept_loss(self) -> None:
-        """Do as an operator would where services say that acknowledged events are gone."""
+        """Accept a loss like an operator if services report missing acknowledged events."""
         store = await self._open_store()
         try:
             await store.repair(accept_loss=True)
@@ -222,22 +222,22 @@ class Site:
             await store.close()
 
     async def rounds(self) -> tuple[Counter[str], str]:
-        """Return how the trainer's rounds ended, and the end of one after it was started where it is."""
+        """Return the outcomes of the trainer's rounds, including the end of one since its last start."""
         newest = await retraining.last_round(self._models, self._at_work_since_s)
         return retraining.rounds(), newest
 
     def refusals(self) -> int:
-        """Return how often services have logged that a store lacks what was acknowledged."""
+        """Return how often services have logged that a store lacks acknowledged events."""
         return sum(log.read_text().count("(wrong_store)") for log in DISK.glob("app-*.log"))
 
     def copy_logs(self, directory: Path) -> None:
-        """Keep the logs of everything there."""
+        """Copy all logs there."""
         directory.mkdir(parents=True, exist_ok=True)
         for log in DISK.glob("*.log"):
             shutil.copy(log, directory)
 
     async def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         # first what needs the others to end
         await asyncio.gather(*(job.close() for machine in self.machines for job in machine.jobs))
         processes = [process for machine in self.machines for process in reversed(machine.processes)]
@@ -255,7 +255,7 @@ class Site:
             await job.start()
 
     def _has_taken_over(self, port: int) -> bool:
-        """Ask the node to be a primary, unless it is one; Redis gives a request up after five seconds."""
+        """Request a failover to the node unless it is a primary; Redis abandons requests after five seconds."""
         if self.admin.is_primary(port):
             return True
         with self.admin.client(port) as node:
@@ -267,7 +267,7 @@ class Site:
         return len(replicas) == HOSTS * (COPIES - 1) and all(map(self.admin.is_in_sync, replicas))
 
     def _is_as_placed(self) -> bool:
-        """Say whether every replica has its own primary's data: each copy is on another host."""
+        """Return whether every replica follows its designated primary on another host."""
         return self._is_whole() and all(
             self._primary_of(port) == FIRST_PORT + (port - FIRST_PORT) % HOSTS for port in self._ports[HOSTS:]
         )
@@ -327,7 +327,7 @@ class Site:
 
 @asynccontextmanager
 async def running_site(model: Path, node_timeout_ms: int, logs: Path | None) -> AsyncIterator[Site]:
-    """Three hosts, ready; gone afterwards, but for a copy of their logs."""
+    """Run three hosts; afterwards only a copy of their logs is left."""
     network = Network(HOSTS)
     os.environ.update(environment_for(f"http://{network.outside.address}:{STORAGE_PORT}"))
     async with running_topic(network.outside.address, HOSTS) as topic:

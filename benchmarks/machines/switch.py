@@ -1,4 +1,4 @@
-"""An Ethernet switch between the hosts' TAP devices, with delay, loss and cut lines.
+"""An Ethernet switch between the TAP devices of the hosts, with delay, loss and cut lines.
 
 Not every kernel has `tc netem`, this one needs none. Every line on the standard input is a JSON list of the pairs of
 ports between which nothing passes from now on; the end of the input ends the switch.
@@ -24,7 +24,7 @@ AT_ONCE = 64  # frames of one port, before the others have their turn
 
 
 class Switch:
-    """Passes frames on, each after the delay, to the port where its address was seen last."""
+    """Forwards frames after the delay to the port where their address was last seen."""
 
     def __init__(self, taps: Sequence[int]) -> None:
         self._taps = taps
@@ -35,11 +35,11 @@ class Switch:
             os.set_blocking(tap, False)
 
     def cut(self, pairs: Sequence[Sequence[int]]) -> None:
-        """Let nothing pass between these ports, and everything between all others."""
+        """Block traffic between these pairs of ports, and allow all other traffic."""
         self._cut = {(one, other) for one, other in pairs} | {(other, one) for one, other in pairs}
 
     def run(self, commands: int) -> None:
-        """Pass frames on until the commands end."""
+        """Forward frames until the commands end."""
         ports = {tap: port for port, tap in enumerate(self._taps)}
         while True:
             wait_s = max(0.0, self._under_way[0][0] - time.monotonic()) if self._under_way else None
@@ -73,7 +73,7 @@ class Switch:
 
 
 def main() -> None:
-    """Run the switch; its ports are up."""
+    """Run the switch on its ports."""
     Switch([int(number) for number in sys.argv[1:]]).run(sys.stdin.fileno())
 
 

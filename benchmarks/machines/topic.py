@@ -1,4 +1,4 @@
-"""A Kafka topic outside of the hosts, kept by the mock brokers of `benchmarks.kafka`.
+"""A Kafka topic outside of the hosts, served by the mock brokers of `benchmarks.kafka`.
 
 Mock brokers listen on the loopback address of their machine, and that is the address they tell their clients. So every
 host has their port on its own loopback address: its HAProxy forwards it to them, through the network.
@@ -33,7 +33,7 @@ listen brokers
 
 
 class Topic:
-    """Records with events, and which of them the group of consumers has committed.
+    """Records with events, and which of them the consumer group has committed.
 
     An idempotent producer writes each record once, and those of a partition in order, so the nth has the offset n.
 
@@ -54,7 +54,7 @@ class Topic:
 
     @property
     def is_behind(self) -> bool:
-        """Whether records are not committed yet."""
+        """Return whether some records are not committed yet."""
         return self._committed != [len(numbers) for numbers in self._numbers]
 
     def produce(self, partition: int, number: int, event: EventJson) -> None:
@@ -63,7 +63,7 @@ class Topic:
         self._numbers[partition].append(number)
 
     def newly_committed(self) -> list[list[int]]:
-        """Return the numbers, by partition, whose offsets were committed after the last call."""
+        """Return the numbers, by partition, committed since the last call."""
         self._producer.poll(0)
         before = list(self._committed)
         places = [TopicPartition(TOPIC, partition) for partition in range(len(before))]
@@ -76,7 +76,7 @@ class Topic:
 
 @asynccontextmanager
 async def running_topic(address: str, partitions: int) -> AsyncIterator[Topic]:
-    """Keep an empty topic outside of the hosts, at this address."""
+    """Run an empty topic outside of the hosts, at this address."""
     with mock_brokers(1) as brokers:
         brokers.create_topic(TOPIC, partitions)
         brokers.create_topic(DEAD_LETTERS, 1)

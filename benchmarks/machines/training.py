@@ -42,7 +42,7 @@ console = Console(width=140, highlight=False)
 
 @dataclass
 class Timings:
-    """What the trainings with one number of processes took, in seconds.
+    """Seconds of the trainings with one number of processes.
 
     rest_s  beside the epochs: reading, preparing and writing, which the first process does
     loss    of the last epoch, of each training

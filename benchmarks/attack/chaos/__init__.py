@@ -1,1 +1,1 @@
-"""Everything breaks at once, at random; afterwards every log and every state is compared."""
+"""Random concurrent faults, followed by a comparison of all logs and states with the acknowledged operations."""

@@ -1,4 +1,4 @@
-"""Keeps merges and erasures apart from losses that are accepted.
+"""Keeps merges and erasures apart from accepted data losses.
 
 A merge or an erasure is written to the logs of two users, perhaps on two servers. Where one of them goes back to before
 it, for good, the logs contradict each other, and nobody can say which of the events in them had to stay.
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class CorrectionGate:
-    """Is open, but for the time of a loss.
+    """A gate that is open except during a loss.
 
     epoch  another one before, within and after every loss, and wherever a replica takes over
     """
@@ -24,7 +24,7 @@ class CorrectionGate:
 
     @contextmanager
     def correction(self) -> Iterator[None]:
-        """Note that a merge or an erasure is under way; only while the gate is open."""
+        """Count a merge or an erasure as in progress; start one only while the gate is open."""
         self._running += 1
         try:
             yield
@@ -33,7 +33,7 @@ class CorrectionGate:
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """Within the block nobody merges or erases. One block at a time."""
+        """Block merges and erasures within the block; one block at a time."""
         self.is_open = False
         self.epoch += 1
         try:

@@ -1,4 +1,4 @@
-"""What the chaos run does to the processes, the store, the clocks and the models, at random and several at once."""
+"""Disruptions of the chaos run: processes, store, clocks and models, at random and several at once."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ KINDS_OF_CLUSTER = ("primary replaced", "lagging replica took over")
 
 
 def kinds_of(store: ChaosStore) -> tuple[str, ...]:
-    """Return the kinds of disruptions of a store."""
+    """Return the kinds of disruptions for a store."""
     of_redis = KINDS_OF_REDIS if store != "sqlite" else ()
     return (*KINDS, *of_redis, *(KINDS_OF_CLUSTER if store == "cluster" else ()))
 
 
 class Disruptions:
-    """Disrupts an environment until it is told to end.
+    """Disrupts an environment until the run is over.
 
     injected  how often each kind has happened: it was seen to, and not only tried
     """
@@ -101,16 +101,16 @@ class Disruptions:
 
     @property
     def missing(self) -> list[str]:
-        """Return the kinds that have not happened."""
+        """Return the kinds that have not happened yet."""
         return [kind for kind in self._kinds if not self.injected[kind]]
 
     @property
     def waits_for_commands(self) -> bool:
-        """Whether nothing but commands goes on."""
+        """Return whether only commands are running."""
         return self._running.keys() <= KINDS_OF_COMMANDS
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Disrupt until it is over and each kind has happened; everything is healed and ready then."""
+        """Disrupt until the run is over and each kind has happened; afterwards everything is healed and ready."""
         async with asyncio.TaskGroup() as lanes:
             for number in range(LANES):
                 lanes.create_task(self._lane(random.Random(self._seed * LANES + number), is_over))
@@ -129,7 +129,7 @@ class Disruptions:
             await asyncio.sleep(rng.uniform(*PAUSE_S))
 
     def _next_kind(self, is_over: bool) -> str | None:
-        """Deal the kinds in any order, all of them before one comes again; in the end those that did not happen.
+        """Deal all kinds in random order before one repeats; at the end, those that have not happened.
 
         What another one prevented is tried again when nothing else goes on.
         """
@@ -203,19 +203,19 @@ class Disruptions:
 
     @asynccontextmanager
     async def _app(self, rng: random.Random) -> AsyncIterator[int]:
-        """Take one app for a disruption of its own."""
+        """Reserve an app for a disruption."""
         number = rng.randrange(len(self._apps))
         async with self._apps[number]:
             with self.operator.disturbance():
                 yield number
 
     def _app_may_start(self) -> AbstractAsyncContextManager[object]:
-        """On SQLite a process that starts without the file, or on an older one, cannot know what it lacks."""
+        """Return a context in which apps may start: on SQLite, while the file is in place."""
         return nullcontext() if self._environment.servers else self.file.file
 
 
 def _date_of(address: Address) -> float | None:
-    """Return the time by the clock of the service, as its answers have it."""
+    """Return the time of the service's clock from the Date header."""
     connection = http.client.HTTPConnection(*address, timeout=10)
     try:
         connection.request("GET", "/healthz")

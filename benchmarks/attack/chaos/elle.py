@@ -1,4 +1,4 @@
-"""Histories of single users' logs, in the format of the checkers Elle and Jepsen, and a check of our own.
+"""Histories of single users' logs in the format of the checkers Elle and Jepsen, and a checker of our own.
 
 A user's log is a list to which events are appended and that is read as a whole. `elle-cli --model list-append FILE`
 (https://github.com/ligurio/elle-cli) judges such a file. `violations` needs nothing: with one key a transaction, and
@@ -20,7 +20,7 @@ TYPE_OF_OUTCOME = {"done": ":ok", "refused": ":fail", "unknown": ":info"}
 
 
 def write_history(operations: Sequence[Operation], path: Path) -> int:
-    """Write the invocations and completions of appends and reads, one a line; return how many operations there are.
+    """Write the invocations and completions of appends and reads, one per line; return the number of operations.
 
     What was never answered completes at the end, as `:info`: Elle takes it for concurrent with all that began later,
     and cannot read an invocation without a completion. Of what happened at the same time, invocations come first.
@@ -53,7 +53,7 @@ def _line(kind: str, process: int, value: str, at_s: float) -> str:
 
 
 def violations(operations: Sequence[Operation]) -> Iterator[str]:
-    """Yield what keeps the histories of the users from being linearizable; nothing where they are."""
+    """Yield violations of linearizability in the histories of the users."""
     by_user: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
         by_user[operation.user_id].append(operation)
@@ -63,7 +63,7 @@ def violations(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _faults_of_list(operations: Sequence[Operation]) -> Iterator[str]:
-    """Yield the faults of one list.
+    """Yield the violations of one list.
 
     Reads are prefixes of one order; what was appended before a read began is in it, what was appended after it ended
     is not; the order of appends that did not overlap is theirs; one append's values stand together.
@@ -83,7 +83,7 @@ def _faults_of_list(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _stale_reads(reads: Sequence[Operation]) -> Iterator[str]:
-    """Yield the reads, given by ascending length, that saw less than one that had ended before they began."""
+    """Yield the reads, given by ascending length, that saw less than one that ended before they began."""
     earliest_end_s = math.inf
     for _, group in groupby(reversed(reads), key=lambda read: len(read.event_ids)):
         of_one_length = list(group)

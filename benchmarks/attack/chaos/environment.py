@@ -1,4 +1,4 @@
-"""What the chaos run breaks: two processes of the service, each with a model, an archiver, and their store."""
+"""The environment of the chaos run: two service processes with a model each, an archiver, and their store."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ChaosEnvironment:
         return await SQLiteStore.open(self.data, self.generations())
 
     async def run_command(self, *arguments: str, killed_after_s: float) -> tuple[int | None, str]:
-        """Run a command of `lisarec` on the store; return its exit status, None if it was killed, and what it said."""
+        """Run a `lisarec` command on the store; return its exit status (None if it was killed) and output."""
         number = next(self.numbers)
         log, status = (self.directory / f"command-{number}.{suffix}" for suffix in ("log", "status"))
         pid = fork_server().spawn([*arguments, *self.store_options], log, environment=self.variables, status=status)
@@ -126,7 +126,7 @@ class ChaosEnvironment:
             return {}
 
     def is_archived_beyond(self, server: Server, before: Mapping[int, str]) -> bool:
-        """Return whether the archive has more of the server's log than it had then."""
+        """Return whether the archive contains more of the server's log than at these positions."""
         return any(
             position != before.get(number)
             for number, position in self.archived_positions().items()
@@ -138,18 +138,18 @@ class ChaosEnvironment:
         return server.slots is None or key_slot(key.encode()) in server.slots
 
     def last_traceback(self, address: Address) -> str:
-        """Return the newest traceback that the app at the address has logged, and what follows it; "" for none."""
+        """Return the latest traceback in the log of the app at this address and what follows it; "" if none."""
         log = self.directory / f"app-{self.addresses.index(address)}.log"
         said = log.read_text(encoding="utf-8") if log.exists() else ""
         return said[said.rindex(TRACEBACK) :] if TRACEBACK in said else ""
 
     def log_sizes(self) -> dict[Path, int]:
-        """Return how long the logs of the apps are."""
+        """Return the sizes of the apps' logs."""
         logs = [self.directory / f"app-{number}.log" for number in range(len(self.models))]
         return {log: log.stat().st_size for log in logs if log.exists()}
 
     async def is_noticed(self, before: Mapping[Path, int], within_s: float) -> bool:
-        """Return, once it is so, whether a service has refused the store since the logs had these lengths."""
+        """Return whether a service refuses the store within this time, by log lines after these sizes."""
         try:
             async with asyncio.timeout(within_s):
                 while not any(NOTICED in log.read_bytes()[size:].decode() for log, size in before.items()):
@@ -166,7 +166,7 @@ class ChaosEnvironment:
 
     @contextmanager
     def replaced_file(self, snapshot: Path | None) -> Iterator[None]:
-        """Within the block another file, or none, is in the place of SQLite's; afterwards its own again.
+        """Within the block, replace SQLite's file by another one or by none; afterwards restore it.
 
         A link to the directory switches all files at once: a process that finds one without its log begins another.
         """
@@ -187,7 +187,7 @@ class ChaosEnvironment:
         link.replace(self.data)
 
     def copy_file(self) -> Path:
-        """Keep a copy of SQLite's data as it is now."""
+        """Copy the current SQLite data."""
         snapshot = self.directory / "snapshot.sqlite"
         snapshot.unlink(missing_ok=True)
         with closing(sqlite3.connect(self.data / FILE_NAME)) as data, closing(sqlite3.connect(snapshot)) as copied:
@@ -197,7 +197,7 @@ class ChaosEnvironment:
 
 @asynccontextmanager
 async def running(environment: ChaosEnvironment) -> AsyncIterator[SupervisedProcess]:
-    """Start everything below the directory; it is ready then, and ended afterwards. Yields the archiver."""
+    """Start everything in the directory and wait until it is ready; yields the archiver."""
     async with AsyncExitStack() as stack:
         if environment.kind == "sqlite":
             environment.create_data()
@@ -265,7 +265,7 @@ def _archiver(environment: ChaosEnvironment) -> SupervisedProcess:
     log = environment.directory / "archiver.log"
 
     async def is_at_work() -> bool:
-        """Once it runs: whether a turn succeeds is up to the store."""
+        """Return whether the process runs; the success of its rounds depends on the store."""
         return True
 
     return SupervisedProcess(

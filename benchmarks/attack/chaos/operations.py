@@ -1,4 +1,4 @@
-"""What clients of the chaos run did, when, and what they were told: the record that a store is judged by."""
+"""Operations of the clients in the chaos run, with times and outcomes, against which a store is judged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EventKey = tuple[str, str]
 
 @dataclass(slots=True)
 class Operation:
-    """One operation of a client on one user, from its first request to the answer that ended it.
+    """An operation of a client on a user, from its first request to its final response.
 
     family     users that may become one another have the same
     began_s    monotonic
@@ -39,23 +39,23 @@ class Operation:
 
     @property
     def is_done(self) -> bool:
-        """Return whether the client was told that it is done."""
+        """Return whether the operation was acknowledged."""
         return self.outcome == "done"
 
     @property
     def last_effect_s(self) -> float:
-        """Return until when a request of this operation may have changed something."""
+        """Return the latest time at which a request of this operation may take effect."""
         return self.ended_s if self.attempts == 1 and self.outcome != "unknown" else math.inf
 
     def end(self, outcome: Outcome, now_s: float) -> None:
-        """Note the outcome. A refusal behind an attempt without an answer does not say what that attempt did."""
+        """Record the outcome. A refusal after an unanswered attempt does not tell if that was applied."""
         self.outcome = "unknown" if outcome == "refused" and self.attempts > 1 else outcome
         self.ended_s = math.inf if self.outcome == "unknown" else now_s
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLoss:
-    """A store, or a part of it, has gone back for good, and an operator has accepted what it lacks since.
+    """A store, or a part of it, was rolled back permanently, and an operator accepted the loss.
 
     since_s     what was acknowledged before is in it
     until_s     what began later is in it
@@ -69,13 +69,13 @@ class AcceptedLoss:
     is_noticed: bool
 
     def may_lack(self, operation: Operation) -> bool:
-        """Return whether what the operation did may be gone."""
+        """Return whether the effect of the operation may be lost."""
         return self.since_s <= operation.ended_s and operation.began_s <= self.until_s
 
 
 @dataclass
 class OperationLog:
-    """All operations, in the order in which they began, the item of each event, and what may be gone.
+    """All operations by start time, the item of each event, and possible losses.
 
     takeovers  when replicas took over, from and until: what was read before they had it, and nobody acknowledged, may
                be gone, and come back in another order
@@ -87,24 +87,24 @@ class OperationLog:
     items: dict[EventKey, str] = field(default_factory=dict)
 
     def users(self) -> list[str]:
-        """Return the ids of all users, in order; of some, nothing is known but that they became another user."""
+        """Return the ids of all users in order; some are known only as merged."""
         ids = {user_id for operation in self.operations for user_id in (operation.user_id, operation.visitor)}
         return sorted(ids - {""})
 
     def of_kind(self, kind: OperationKind) -> Iterable[Operation]:
-        """Return the operations of one kind."""
+        """Return the operations of a kind."""
         return (operation for operation in self.operations if operation.kind == kind)
 
     def losses_of(self, operation: Operation) -> list[AcceptedLoss]:
-        """Return the losses that may have taken what the operation did."""
+        """Return the losses that may include the operation."""
         return [loss for loss in self.losses if loss.may_lack(operation)]
 
     def is_beside_a_takeover(self, operation: Operation) -> bool:
-        """Return whether the operation was under way while a replica took over."""
+        """Return whether the operation overlaps with a failover."""
         return any(since_s <= operation.ended_s and operation.began_s <= until_s for since_s, until_s in self.takeovers)
 
     def posts(self) -> dict[EventKey, list[Operation]]:
-        """Return the operations that posted each event: the first, and those that sent it again."""
+        """Return the operations that posted each event, including resends."""
         posts: defaultdict[EventKey, list[Operation]] = defaultdict(list)
         for operation in self.of_kind("append"):
             for event_id in operation.event_ids:
@@ -112,7 +112,7 @@ class OperationLog:
         return posts
 
     def erasures(self) -> dict[int, list[Operation]]:
-        """Return the erasures that may have been applied, by family."""
+        """Return the possibly applied erasures by family."""
         erasures: defaultdict[int, list[Operation]] = defaultdict(list)
         for operation in self.of_kind("erase"):
             if operation.outcome != "refused":

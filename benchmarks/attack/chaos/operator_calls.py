@@ -1,4 +1,4 @@
-"""What an operator does in the chaos run, over HTTP and with commands, and what may come of it.
+"""Operator actions of the chaos run, by HTTP and commands, and their permitted outcomes.
 
 A call or a command may fail while something is taken away from the service, and for a while afterwards. At any other
 time it has to succeed. It never ends with a traceback, and no call is answered with 500, 501 or 502.
@@ -26,7 +26,7 @@ SHOWN_CHARS = 2_000  # of what a command or a traceback says
 
 
 class Operator:
-    """Calls and commands.
+    """Calls and commands of an operator.
 
     outcomes  how often which call was answered how, and which command ended how
     faults    calls and commands that failed, and had no reason to
@@ -41,12 +41,12 @@ class Operator:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether something is taken away from the service."""
+        """Return whether a disturbance is in progress."""
         return self._disturbances > 0
 
     @contextmanager
     def disturbance(self) -> Iterator[None]:
-        """Within the block something is taken away from the service."""
+        """Mark a disturbance of the service within the block."""
         self._disturbances += 1
         try:
             yield
@@ -55,7 +55,7 @@ class Operator:
             self._disturbed_until_s = time.monotonic()
 
     async def call(self, address: Address, method: str, path: str, body: object = None) -> bool:
-        """Send a request; return whether it is done."""
+        """Send a request; return whether it succeeded."""
         since_s, connection = time.monotonic(), HttpConnection(address)
         try:
             status, _ = await connection.request(method, path, body)
@@ -69,7 +69,7 @@ class Operator:
         return outcome == "200"
 
     async def command(self, *arguments: str, killed_after_s: float = COMMAND_WITHIN_S) -> bool | None:
-        """Run a command; return whether it has succeeded, None if it was killed."""
+        """Run a command; return whether it succeeded, or None if it was killed."""
         since_s = time.monotonic()
         status, said = await self._environment.run_command(*arguments, killed_after_s=killed_after_s)
         name = " ".join(argument for argument in arguments if "/" not in argument)
@@ -84,7 +84,7 @@ class Operator:
         return status == 0
 
     async def accept_loss(self) -> bool:
-        """Accept what the store has lost; try again where others are in the way."""
+        """Accept the loss of the store; retry while others interfere."""
         give_up_at_s = time.monotonic() + ACCEPTED_WITHIN_S
         with self.disturbance():
             while not await self.command("repair", "--accept-loss"):
@@ -95,7 +95,7 @@ class Operator:
         return True
 
     async def require_success(self) -> None:
-        """Try everything once more when nothing is in the way; what goes on failing has no reason to."""
+        """Retry everything without disturbances; what still fails is a fault."""
         environment, name = self._environment, self._environment.models[0].name
         shares = {model.name: 1 / len(environment.models) for model in environment.models}
         for address in environment.addresses:
@@ -109,7 +109,7 @@ class Operator:
         await self._until_done(partial(self.command, "repair"))
 
     async def _until_done(self, attempt: Callable[[], Awaitable[bool | None]]) -> None:
-        """Try until it is done or has failed without a reason, which it cannot have for longer than RECOVERY_S."""
+        """Retry until success or a fault, that is, a failure longer than RECOVERY_S after any disturbance."""
         known = len(self.faults)
         while not await attempt() and len(self.faults) == known:
             await asyncio.sleep(0.5)

@@ -69,7 +69,7 @@ class ChaosSettings:
 
 @dataclass
 class ChaosReport:
-    """What came of a run.
+    """The results of a run.
 
     injected  how often each kind of disruption has happened
     missing   kinds that have not
@@ -83,13 +83,13 @@ class ChaosReport:
     faults: dict[str, list[str]]
 
     def all_faults(self) -> dict[str, list[str]]:
-        """Return what is wrong, by kind; nothing where all is well."""
+        """Return all faults by kind; empty if there are none."""
         found = {**self.verdict.faults(), **self.faults, "did not happen": list(self.missing)}
         return {name: faults for name, faults in found.items() if faults}
 
 
 async def chaos(settings: ChaosSettings) -> ChaosReport:
-    """Run clients and disruptions for so long; return what came of it."""
+    """Run clients and disruptions for this long; return the results."""
     environment = ChaosEnvironment(
         settings.store, settings.models, settings.directory, settings.replicas, settings.weakness
     )
@@ -161,7 +161,7 @@ def _write_record(workload: Workload, path: Path) -> None:
 
 
 def list_operations(workload: Workload) -> list[Operation]:
-    """Return the operations on the users whose whole logs were read, but for those that may have lacked something."""
+    """Return the operations on users whose logs were read completely, except those with possible losses."""
     record = workload.record
     of_lists = [operation for operation in record.operations if operation.family < 0]
     shortened = {one.user_id for one in of_lists if record.losses_of(one) or record.is_beside_a_takeover(one)}
@@ -169,13 +169,13 @@ def list_operations(workload: Workload) -> list[Operation]:
 
 
 def unclear_answers(workload: Workload) -> Counter[str]:
-    """Return how often requests were answered as none may be."""
+    """Return the number of responses that are never valid."""
     return Counter({name: times for name, times in workload.answers.items() if name.split(" ")[1] in UNEXPECTED})
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is made of, but for where it writes."""
+    """The options of a run except its output."""
 
     model: Annotated[Path, typer.Option(help="Model directory of the first process.")]
     other: Annotated[Path, typer.Option(help="Another one in the same folder, of the second process.")]
@@ -204,7 +204,7 @@ def main(
     elle: Annotated[Path | None, typer.Option(help="Write the histories for Elle here.", metavar="FILE")] = None,
     directory: Annotated[Path | None, typer.Option(help="For data, logs and record.", metavar="DIR")] = None,
 ) -> None:
-    """Run the chaos, print what was found."""
+    """Run the chaos and print the results."""
     with TemporaryDirectory(prefix="lisarec-chaos-", ignore_cleanup_errors=True) as temporary:
         report = asyncio.run(chaos(options.settings(directory or Path(temporary))))
     of_lists = list_operations(report.workload)

@@ -1,4 +1,4 @@
-"""The servers of Redis that the chaos run takes data from: alone, or each with a replica."""
+"""The Redis servers from which the chaos run removes data, with or without a replica."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Node:
     data: Path
 
     async def end(self, number: signal.Signals) -> None:
-        """End the server; a replica that writes its first append-only file does not care about SIGTERM."""
+        """Stop the server; a replica that writes its first append-only file ignores SIGTERM."""
         try:
             await self.process.end(number)
         except TimeoutError:
             await self.process.end(signal.SIGKILL)
 
     def put(self, snapshot: Path | None) -> None:
-        """Put a copy of the snapshot, or nothing, in the place of the data, which are gone; the node stays itself."""
+        """Replace the lost data by a copy of the snapshot or by nothing; the node keeps its identity."""
         kept = self.data / KEPT_OF_A_NODE
         identity = kept.read_bytes() if kept.exists() else None
         shutil.rmtree(self.data)
@@ -48,7 +48,7 @@ class Node:
 
 @dataclass
 class Server:
-    """Nodes that hold the same: a primary and its replica, if there is one.
+    """Nodes with the same data: a primary and an optional replica.
 
     slots  of the cluster; None without one
     lock   whoever breaks it holds this, until it is whole again
@@ -61,7 +61,7 @@ class Server:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def copy(self) -> float:
-        """Keep a copy of the data as they are now; return the monotonic time before which all is in it."""
+        """Copy the current data; return the monotonic time before which everything is included."""
         async with self._down(signal.SIGTERM) as primary:
             ended_s = time.monotonic()
             shutil.rmtree(self.snapshot, ignore_errors=True)
@@ -85,7 +85,7 @@ class Server:
                     shutil.rmtree(away[node.port])
 
     async def go_back(self) -> None:
-        """Put the copy in the place of the data, for good."""
+        """Replace the data by the copy permanently."""
         async with self._down(signal.SIGTERM):
             for node in self.nodes:
                 await asyncio.to_thread(node.put, self.snapshot)
@@ -108,14 +108,14 @@ class Server:
         await self.settle()
 
     async def settle(self) -> None:
-        """Return when one node is the primary, and the other has all that it has."""
+        """Wait until one node is the primary and the other one is in sync."""
         await asyncio.gather(*(node.process.is_ready_within(SETTLED_WITHIN_S) for node in self.nodes))
         if len(self.nodes) > 1:
             await wait_until_settled(self._is_whole)
 
     @asynccontextmanager
     async def _down(self, number: signal.Signals) -> AsyncIterator[Node]:
-        """Within the block no node runs, so none takes over; yields the one that was the primary, and is it again."""
+        """Stop all nodes within the block, so that none takes over; yields the primary, which stays the primary."""
         primary, *replicas = await self._primary_and_replica() if len(self.nodes) > 1 else self.nodes
         for node in (*replicas, primary):
             await node.end(number)

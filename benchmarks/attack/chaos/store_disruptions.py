@@ -1,4 +1,4 @@
-"""What the chaos run does to the store: to the servers of Redis, or to the file of SQLite."""
+"""Disruptions of the store in the chaos run: of Redis servers, or of the SQLite file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Disruption = Callable[[random.Random], Awaitable[bool]]
 
 
 class StoreDisruptions:
-    """What the store of an environment goes through.
+    """Disruptions of the store of an environment.
 
     losses   that were accepted
     faults   losses that no service has noticed, and archivers that do nothing
@@ -56,7 +56,7 @@ class StoreDisruptions:
 
 
 class FileDisruptions(StoreDisruptions):
-    """SQLite's file is away, or another one is in its place."""
+    """The SQLite file is missing or replaced."""
 
     def __init__(self, environment: ChaosEnvironment, operator: Operator) -> None:
         super().__init__(environment, operator)
@@ -64,14 +64,14 @@ class FileDisruptions(StoreDisruptions):
         self._copy: Path | None = None
 
     def kinds(self) -> dict[str, Disruption]:
-        """Return what does each kind."""
+        """Return the action of each kind."""
         return {"store lost": self._lose, "store older": self._age}
 
     async def _lose(self, rng: random.Random) -> bool:
         return await self._replace(rng, None)
 
     async def _age(self, rng: random.Random) -> bool:
-        """For some seconds the file is as it was when it was copied."""
+        """Replace the file by an older copy for some seconds."""
         is_noticed = await self._replace(rng, self._copy or await self._copied())
         self._copy = await self._copied()
         return is_noticed
@@ -90,7 +90,7 @@ class FileDisruptions(StoreDisruptions):
 
 
 class ServerDisruptions(StoreDisruptions):
-    """Servers of Redis are killed, stopped, empty or older, and replicas take over.
+    """Redis servers are killed, stopped, emptied or rolled back, and replicas take over.
 
     takeovers           of replicas, from and until
     failovers_accepted  where a replica that took over lacked entries, of which not one may have been acknowledged
@@ -104,7 +104,7 @@ class ServerDisruptions(StoreDisruptions):
         self._gate = gate
 
     def kinds(self) -> dict[str, Disruption]:
-        """Return what does each kind."""
+        """Return the action of each kind."""
         return {
             "store lost": self._lose,
             "store older": self._age,
@@ -129,13 +129,13 @@ class ServerDisruptions(StoreDisruptions):
             return await stopped(rng.choice(server.nodes).process, rng.uniform(0.2, 3.0))
 
     async def _lose(self, rng: random.Random) -> bool:
-        """For some seconds a server is empty."""
+        """Empty a server for some seconds."""
         async with self._server(rng) as server:
             is_archived = self._environment.is_archived_beyond(server, {}) or await self._archived_beyond(server)
             return is_archived and await self._hold(rng, server, None)
 
     async def _age(self, rng: random.Random) -> bool:
-        """For some seconds a server is as it was when it was copied, which the archive knows to be too old."""
+        """Roll a server back for some seconds, to a copy that the archive detects as too old."""
         async with self._server(rng) as server:
             if not server.snapshot.exists():
                 await server.copy()
@@ -144,7 +144,7 @@ class ServerDisruptions(StoreDisruptions):
             return is_noticed
 
     async def _accept_loss(self, rng: random.Random) -> bool:
-        """A server goes back to a copy for good, and an operator accepts it."""
+        """Roll a server back permanently, and let an operator accept the loss."""
         async with self._only_server(rng) as server, self._gate.closed():
             since_s = await server.copy()
             if not await self._archived_later_than(server, time.time()):
@@ -160,7 +160,7 @@ class ServerDisruptions(StoreDisruptions):
             return is_accepted
 
     async def _fail_over(self, rng: random.Random, *, lagged: bool) -> bool:
-        """Let a replica take over. What nobody waited for may be gone; that has to be noticed, and is accepted."""
+        """Let a replica take over. Unreplicated events may be lost, which must be detected and accepted."""
         may_lose = self._environment.replicas == 0
         async with self._only_server(rng) as server, AsyncExitStack() as stack:
             if may_lose:
@@ -184,7 +184,7 @@ class ServerDisruptions(StoreDisruptions):
         return True
 
     async def _refused(self, server: Server, before: Mapping[Path, int]) -> bool:
-        """Return whether services refuse the server, which one of them has found out or each has taken an event on."""
+        """Return whether a service refuses the server before each has accepted an event on it."""
         refusing = asyncio.create_task(self._environment.is_noticed(before, REFUSED_WITHIN_S))
         taking = asyncio.create_task(self._all_take(server))
         await asyncio.wait([refusing, taking], return_when=asyncio.FIRST_COMPLETED)
@@ -195,12 +195,12 @@ class ServerDisruptions(StoreDisruptions):
         return is_refused
 
     async def _all_take(self, server: Server) -> bool:
-        """Return when every service has taken an event on the server."""
+        """Wait until every service has accepted an event on the server."""
         await asyncio.gather(*(self._taken(address, server) for address in self._environment.addresses))
         return True
 
     async def _taken(self, address: Address, server: Server) -> None:
-        """Return when the service has taken an event of a user of the server, who is in no record."""
+        """Wait until the service has accepted an event of an unrecorded user of the server."""
         users = (f"probe-{number}" for number in count())
         user_id = next(name for name in users if self._has_user(server, name))
         while True:
@@ -223,12 +223,12 @@ class ServerDisruptions(StoreDisruptions):
         return is_noticed
 
     async def _archived_beyond(self, server: Server) -> bool:
-        """Return whether the archive gets more of the server's log than now: a process that starts goes by it alone."""
+        """Wait for new entries of the server in the archive, on which starting processes rely; return if they came."""
         before = self._environment.archived_positions()
         return await self._archives(lambda: self._environment.is_archived_beyond(server, before))
 
     async def _archived_later_than(self, server: Server, unix_s: float) -> bool:
-        """Return whether the archive gets events of the server that were made after that time: they can be restored."""
+        """Wait for events of the server from after that time in the archive; return if they came."""
 
         def has_later_events() -> bool:
             archived = archived_events(self._environment.archive)
@@ -251,7 +251,7 @@ class ServerDisruptions(StoreDisruptions):
 
     @asynccontextmanager
     async def _server(self, rng: random.Random) -> AsyncIterator[Server]:
-        """Take one server; it is whole again afterwards."""
+        """Reserve a server; it is intact again afterwards."""
         server = rng.choice(self._environment.servers)
         async with server.lock:
             with self._operator.disturbance():
@@ -260,7 +260,7 @@ class ServerDisruptions(StoreDisruptions):
 
     @asynccontextmanager
     async def _only_server(self, rng: random.Random) -> AsyncIterator[Server]:
-        """Take one server while nothing happens to the others: a loss is accepted for all of them."""
+        """Reserve a server and keep all others undisturbed, because a loss is accepted for all of them."""
         async with AsyncExitStack() as stack:
             for server in self._environment.servers:
                 await stack.enter_async_context(server.lock)
@@ -271,12 +271,12 @@ class ServerDisruptions(StoreDisruptions):
 
 
 def _made_at_s(event_id: str) -> float:
-    """Return the Unix time in a UUIDv7; 0 where the id is the client's own."""
+    """Return the Unix time in a UUIDv7; 0 for ids of clients."""
     return 0.0 if event_id.startswith(OWN_ID) else UUID(event_id).timestamp / 1_000
 
 
 async def restarted(process: SupervisedProcess, number: signal.Signals) -> bool:
-    """End the process with a signal and start it again; return whether it ran before and was gone then."""
+    """Stop the process with a signal and restart it; return whether it ran before and ended."""
     was_running = process.is_running()
     await process.end(number)
     is_gone = not process.is_running()
@@ -285,7 +285,7 @@ async def restarted(process: SupervisedProcess, number: signal.Signals) -> bool:
 
 
 async def stopped(process: SupervisedProcess, seconds: float) -> bool:
-    """Stop the process for so long; return whether it was."""
+    """Freeze the process for this long; return whether it was running."""
     stopping = asyncio.create_task(process.stop_for(seconds))
     await asyncio.sleep(seconds / 2)
     is_stopped = process.is_stopped()

@@ -1,4 +1,4 @@
-"""The judgement of a chaos run: every log against what clients were told, every state against the fold of its log."""
+"""The verdict of a chaos run: logs against acknowledged operations, and states against the folds of logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE_LOG = 10**8
 
 @dataclass
 class ChaosVerdict:
-    """What is wrong; nothing if all lists are empty.
+    """Faults by kind; all lists are empty without faults.
 
     lost         acknowledged, and not in the log
     doubled      more than once in the log, or in the archive
@@ -93,7 +93,7 @@ async def judge(
 
 
 def archived_events(directory: Path) -> Counter[EventKey]:
-    """Return how often the archive has each event, by user and id as they stand there."""
+    """Return how often the archive contains each event, by stored user and id."""
 
     def read(snapshot: ArchiveSnapshot) -> pl.DataFrame | None:
         paths = snapshot.paths(TENANT)
@@ -108,7 +108,7 @@ def archived_events(directory: Path) -> Counter[EventKey]:
 
 
 def original(user_id: str, event_id: str) -> EventKey:
-    """Return the user and the id that an event was posted with; a service without guard has changed the id."""
+    """Return the user and id with which an event was posted; without deduplication the service has changed the id."""
     posted_for, slash, posted_id = event_id.partition("/")
     return (posted_for if slash else user_id), (posted_id if slash else event_id).partition(RENAMED)[0]
 
@@ -142,7 +142,7 @@ async def _judge_states(
 
 
 class _Facts:
-    """The record and the logs, in the orders in which the laws need them."""
+    """Operations and logs, indexed for the checks."""
 
     def __init__(self, record: OperationLog, logs: dict[str, list[LogEntry]]) -> None:
         self._record = record
@@ -162,7 +162,7 @@ class _Facts:
         }
 
     def judge_log(self, verdict: ChaosVerdict, user_id: str, log: list[LogEntry]) -> None:
-        """Find what stands in the log and must not."""
+        """Find log entries that must not exist."""
         logged = self._logged[user_id]
         verdict.events += logged.total()
         verdict.doubled += [f"{user_id}: {key}" for key, times in logged.items() if times > 1]
@@ -198,7 +198,7 @@ class _Facts:
                 verdict.restored += 1
 
     def judge_undos(self, verdict: ChaosVerdict) -> None:
-        """Find acknowledged undos that changed nothing, and refused ones of events that were there."""
+        """Find acknowledged undos without effect, and refused undos of existing events."""
         for key, undos in self._undos.items():
             user_id, event_id = key
             for undo in undos:
@@ -211,22 +211,22 @@ class _Facts:
                     verdict.lost_undo.append(f"{user_id}: {event_id}")
 
     def judge_merges(self, verdict: ChaosVerdict) -> None:
-        """Find merged users whose logs are not one."""
+        """Find merged users whose logs differ."""
         for merge in self._record.of_kind("merge"):
             if merge.is_done and self._is_unerased(merge) and self._logs[merge.user_id] != self._logs[merge.visitor]:
                 verdict.diverged.append(f"{merge.visitor} and {merge.user_id}")
 
     def _is_unerased(self, operation: Operation) -> bool:
-        """Return whether no erasure can have come after what the operation did."""
+        """Return whether no erasure can have followed the operation."""
         erasures = self._erasures.get(operation.family, ())
         return all(erasure.ended_s < operation.began_s for erasure in erasures)
 
     def _losses_of(self, post: Operation, key: EventKey) -> list[AcceptedLoss]:
-        """Return the accepted losses that the event may have gone with."""
+        """Return the accepted losses that may include the event."""
         return [loss for loss in self._record.losses_of(post) if key not in loss.archived]
 
     def _must_be_gone(self, key: EventKey) -> bool:
-        """Return whether an acknowledged erasure of its user began after all that can have posted the event."""
+        """Return whether an acknowledged erasure started after every possible post of the event."""
         posts = self._posts[key]
         (family,) = {post.family for post in posts}
         last_effect_s = max(post.last_effect_s for post in posts)

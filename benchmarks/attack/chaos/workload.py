@@ -1,4 +1,4 @@
-"""The clients of the chaos run: they append, read, undo, merge and erase, and send again what was not answered."""
+"""Clients of the chaos run: they append, read, undo, merge and erase, and retry unanswered requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REFUSALS = (404, 409)
 
 
 class Workload:
-    """Clients that send operations to any of the addresses.
+    """Clients that send operations to any of the URLs.
 
     record        every operation
     answers       how many requests got which answer: what was asked, and an HTTP status, its code in the body, or none
@@ -59,7 +59,7 @@ class Workload:
         self._list_lengths: defaultdict[str, int] = defaultdict(int)
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Send operations until it is over and each is answered or given up."""
+        """Send operations until the run is over and each is answered or given up."""
         async with asyncio.TaskGroup() as clients:
             for number in range(CLIENTS):
                 clients.create_task(self._client(random.Random(self._seed * CLIENTS + number), is_over))
@@ -145,7 +145,7 @@ class Workload:
     async def _post(
         self, rng: random.Random, connections: Sequence[HttpConnection], bodies: Sequence[dict[str, object]]
     ) -> None:
-        """Post events of any users; what one of them gets is an operation of its own."""
+        """Post events of any users; the events of each user are an operation of their own."""
         ids_of: defaultdict[str, list[str]] = defaultdict(list)
         for body in bodies:
             ids_of[str(body["user_id"])].append(str(body["event_id"]))
@@ -171,7 +171,7 @@ class Workload:
         path: str,
         body: object = None,
     ) -> dict | None:  # type: ignore[type-arg]
-        """Send the request, to any process, until it is done or refused; note the outcome; return what was answered."""
+        """Retry the request on any process until it succeeds or is refused; record and return the outcome."""
         kind, give_up_s = operations[0].kind, time.monotonic() + GIVE_UP_S
         while time.monotonic() < give_up_s:
             for operation in operations:
@@ -201,7 +201,7 @@ class Workload:
         return operation
 
     def _new_event(self, rng: random.Random, user_id: str, *, is_plain: bool = False) -> dict[str, object]:
-        """Make an event. Half have a UUIDv7, three quarters no time, the others one of the last hour."""
+        """Create an event: half have a UUIDv7; three quarters have no time, and the others one of the last hour."""
         event_id = str(uuid7()) if rng.random() < 0.5 else f"{OWN_ID}{next(self._numbers)}"
         item_id = rng.choice(self._item_ids)
         self.record.items[user_id, event_id] = item_id
@@ -209,7 +209,7 @@ class Workload:
         return event if is_plain or rng.random() < 0.75 else event | {"timestamp": time.time() - 3_600 * rng.random()}
 
     def _list_user(self, rng: random.Random) -> str:
-        """Choose the user of a list; around a loss there are others, since what is gone is no history of a list."""
+        """Choose the user of a list; around a loss use other users, because lost events break a list history."""
         place = f"list-{rng.randrange(LISTS)}-{self._gate.epoch}"
         self._list_lengths[place] += 1
         return f"{place}.{self._list_lengths[place] // LIST_LENGTH}"
