@@ -82,7 +82,7 @@ def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             yield service
 
 
-class Front:
+class Proxy:
     """A proxy in front of the service; `play` decides what happens to each request."""
 
     def __init__(self, service_url: str) -> None:
@@ -95,19 +95,19 @@ class Front:
 class Exchange(BaseHTTPRequestHandler):
     """A request to the proxy."""
 
-    front: Front
+    proxy: Proxy
 
     def do_POST(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.front.requests.append(self.path)
-        self.front.play(self)
+        self.proxy.requests.append(self.path)
+        self.proxy.play(self)
 
     do_GET = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
 
     def ask_service(self, body: bytes | None = None) -> httpx.Response:
         headers = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
         headers |= {name: value for name, value in self.headers.items() if name.lower().startswith("access-control-")}
-        url, content = self.front.service_url + self.path, self.body if body is None else body
+        url, content = self.proxy.service_url + self.path, self.body if body is None else body
         return httpx.request(self.command, url, content=content, headers=headers)
 
     def forward(self) -> None:
@@ -134,10 +134,10 @@ class Exchange(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def front(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Front:
-    front = Front(service.url)
-    front.url = serve_http(type("OwnExchange", (Exchange,), {"front": front}))
-    return front
+def proxy(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Proxy:
+    proxy = Proxy(service.url)
+    proxy.url = serve_http(type("OwnExchange", (Exchange,), {"proxy": proxy}))
+    return proxy
 
 
 @pytest.fixture

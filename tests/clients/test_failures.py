@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from clients.lisarec_client import Client, LisarecError, fallback, outbox, responses
-from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
+from tests.clients.conftest import ROOT, Connect, Exchange, Proxy, Service
 from tests.waiting import PATIENCE_S
 
 START = """
@@ -119,7 +119,7 @@ def test_address_and_key_are_checked_once_at_startup(service: Service, connect: 
 
 @pytest.mark.parametrize(("status", "code"), [(422, "too_many_new_users_at_once"), (413, "body_too_large")])
 def test_a_refused_event_does_not_block_the_others(
-    service: Service, front: Front, connect: Connect, ann: str, status: int, code: str
+    service: Service, proxy: Proxy, connect: Connect, ann: str, status: int, code: str
 ) -> None:
     def refuse_strangers(exchange: Exchange) -> None:
         if any(event["user_id"] == "stranger" for event in json.loads(exchange.body)):
@@ -127,8 +127,8 @@ def test_a_refused_event_does_not_block_the_others(
         else:
             exchange.forward()
 
-    front.play = refuse_strangers
-    client = connect(front.url)
+    proxy.play = refuse_strangers
+    client = connect(proxy.url)
     first = client.event(ann, "item-1")
     client.event("stranger", "item-2")
     last = client.event(ann, "item-3")
@@ -138,17 +138,17 @@ def test_a_refused_event_does_not_block_the_others(
 
 
 def test_a_refused_event_does_not_prevent_corrections(
-    service: Service, front: Front, connect: Connect, ann: str
+    service: Service, proxy: Proxy, connect: Connect, ann: str
 ) -> None:
-    client = connect(front.url)
+    client = connect(proxy.url)
     first = client.event(ann, "item-1")
     assert client.flush(PATIENCE_S)
 
     def refuse_first(exchange: Exchange) -> None:
-        front.play = Exchange.forward
+        proxy.play = Exchange.forward
         exchange.refuse(422, "too_many_new_users_at_once", None)
 
-    front.play = refuse_first
+    proxy.play = refuse_first
     client.event("stranger", "item-2")
     assert client.undo(ann, first)
     assert not client.flush(PATIENCE_S)  # an undo does not hide it
@@ -209,15 +209,15 @@ def test_events_of_a_clock_behind_count_as_new(
     assert own_s == 1_000.5
 
 
-def test_closing_a_client_ends_calls_of_other_threads(front: Front) -> None:
+def test_closing_a_client_ends_calls_of_other_threads(proxy: Proxy) -> None:
     asked, checked = threading.Barrier(5), threading.Event()
 
     def never_answer(_exchange: Exchange) -> None:
         asked.wait(PATIENCE_S)
         checked.wait(PATIENCE_S)
 
-    front.play = never_answer
-    client, sources = Client(front.url, timeout_s=PATIENCE_S), []
+    proxy.play = never_answer
+    client, sources = Client(proxy.url, timeout_s=PATIENCE_S), []
     pages = [
         threading.Thread(target=lambda: sources.append(client.recommendations("ann").source), daemon=True)
         for _ in range(4)
@@ -234,14 +234,14 @@ def test_closing_a_client_ends_calls_of_other_threads(front: Front) -> None:
 
 
 def test_a_lasting_failure_is_logged_once_a_minute(
-    front: Front, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = connect(front.url)
+    client = connect(proxy.url)
 
     def reasons(*codes: str) -> list[str]:
         caplog.clear()
         for code in codes:
-            front.play = partial(Exchange.refuse, status=500, code=code, retry_after=None)
+            proxy.play = partial(Exchange.refuse, status=500, code=code, retry_after=None)
             assert client.recommendations("ann", fallback=["item-1"]).source == "fallback"
         return [message.split()[4].rstrip(":") for message in caplog.messages]
 
@@ -253,17 +253,17 @@ def test_a_lasting_failure_is_logged_once_a_minute(
 
 @pytest.mark.parametrize("program", [BLOCKING, IN_ASYNCIO], ids=["Client", "AsyncClient"])
 def test_a_forked_client_works_without_sending_events_of_its_parent(
-    service: Service, front: Front, ann: str, program: str
+    service: Service, proxy: Proxy, ann: str, program: str
 ) -> None:
     def wait_for_the_child(exchange: Exchange) -> None:
-        if b"of-the-parent" in exchange.body and "/v1/stats" not in front.requests:
+        if b"of-the-parent" in exchange.body and "/v1/stats" not in proxy.requests:
             exchange.refuse(503, "storage_unavailable")
         else:
             exchange.forward()
 
-    front.play = wait_for_the_child
+    proxy.play = wait_for_the_child
     done = subprocess.run(
-        [sys.executable, "-c", START + program, front.url, service.key, ann],
+        [sys.executable, "-c", START + program, proxy.url, service.key, ann],
         cwd=ROOT / "clients",
         capture_output=True,
         text=True,

@@ -20,7 +20,7 @@ from playwright._impl._driver import compute_driver_executable
 
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from clients import lisarec_client
-from tests.clients.conftest import HOW_TO, ROOT, Exchange, Front, Service
+from tests.clients.conftest import HOW_TO, ROOT, Exchange, Proxy, Service
 from tests.waiting import PATIENCE_S
 
 NODE = compute_driver_executable()[0]  # the one that Playwright brings
@@ -159,7 +159,7 @@ def test_new_items_are_listed_newest_first(service: Service) -> None:
 
 
 def test_events_of_an_app_count_once_across_losses_and_logins(
-    service: Service, front: Front, ann: str, monkeypatch: pytest.MonkeyPatch
+    service: Service, proxy: Proxy, ann: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three phones with changing users; the oracle is what happened on them."""
     draw, users, expected = random.Random(0), (ann, f"{ann}-2"), list[str]()
@@ -175,9 +175,9 @@ def test_events_of_an_app_count_once_across_losses_and_logins(
     def visitor() -> str:
         return f"visitor-{uuid4()}"
 
-    front.play = play
+    proxy.play = play
     monkeypatch.setitem(sys.modules, "lisarec_client", lisarec_client)
-    for name, value in environment(service, LISAREC_URL=front.url).items():
+    for name, value in environment(service, LISAREC_URL=proxy.url).items():
         monkeypatch.setenv(name, value)
     script = re.search(
         r"^```python\n(.*?)^```$", (HOW_TO / "industries" / "apps.md").read_text(), re.DOTALL | re.MULTILINE

@@ -16,14 +16,14 @@ import pytest
 
 from clients.lisarec_client import Client, LisarecError, responses, visitor_in
 from tests.app.service_process import Process, logged_ids
-from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
+from tests.clients.conftest import ROOT, Connect, Exchange, Proxy, Service
 from tests.waiting import PATIENCE_S, wait_until
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 ITEMS = [f"item-{row}" for row in range(1, 6)]
 
 
-class Misfortune:
+class RandomFailures:
     """Injects every kind of failure into some requests, in random order, and then stops."""
 
     def __init__(self, seed: int) -> None:
@@ -82,16 +82,16 @@ class Misfortune:
 class TestEvents:
     @pytest.mark.parametrize("seed", range(2))
     def test_are_logged_once_and_in_order_after_flush(
-        self, service: Service, front: Front, monkeypatch: pytest.MonkeyPatch, seed: int
+        self, service: Service, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, seed: int
     ) -> None:
         monkeypatch.setattr(responses, "MAX_PAUSE_S", 0.02)
-        misfortune = Misfortune(seed)
-        front.play = misfortune
-        client = Client(front.url, service.key)
+        failures = RandomFailures(seed)
+        proxy.play = failures
+        client = Client(proxy.url, service.key)
         sent: dict[str, list[str | None]] = {f"flush-{seed}-{n}": [] for n in range(4)}
 
         def shop(user_id: str) -> None:
-            while misfortune.left or len(sent[user_id]) < 20:
+            while failures.left or len(sent[user_id]) < 20:
                 sent[user_id].append(client.event(user_id, random.choice(ITEMS)))
                 time.sleep(0.02)
 
@@ -131,7 +131,7 @@ class TestEvents:
         assert logged_ids(model_dir, tmp_path / "state", "ann") == ids
 
     def test_are_dropped_without_waiting_if_the_queue_is_full(
-        self, service: Service, front: Front, connect: Connect, ann: str, caplog: pytest.LogCaptureFixture
+        self, service: Service, proxy: Proxy, connect: Connect, ann: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         has_room = threading.Event()
 
@@ -139,8 +139,8 @@ class TestEvents:
             has_room.wait()
             exchange.forward()
 
-        front.play = wait_and_forward
-        client = connect(front.url, queue_size=3)
+        proxy.play = wait_and_forward
+        client = connect(proxy.url, queue_size=3)
         ids = [client.event(ann, item_id) for item_id in ITEMS]  # would hang here, if it waited
         assert ids[3:] == [None, None]
         assert client.outbox.dropped == 2
@@ -204,7 +204,7 @@ class TestEvents:
         assert before_s - 1 <= plain["timestamp"] <= time.time() + 1
         assert plain["type"] == "click"
 
-    def test_wait_for_retry_after(self, service: Service, front: Front, connect: Connect, ann: str) -> None:
+    def test_wait_for_retry_after(self, service: Service, proxy: Proxy, connect: Connect, ann: str) -> None:
         asked_s: list[float] = []
 
         def be_busy_once(exchange: Exchange) -> None:
@@ -214,8 +214,8 @@ class TestEvents:
             else:
                 exchange.forward()
 
-        front.play = be_busy_once
-        client = connect(front.url)
+        proxy.play = be_busy_once
+        client = connect(proxy.url)
         ids = [client.event(ann, "item-1")]
         assert client.flush(PATIENCE_S)
         assert asked_s[1] - asked_s[0] >= 1.0
@@ -269,7 +269,7 @@ class TestRecommendations:
         assert row.because["item_id"] == ITEMS[0]
 
     @pytest.mark.parametrize("fault", ["drip", "silence", "refusal", "nonsense", "no keys"])
-    def test_are_the_fallback_if_the_service_fails(self, front: Front, connect: Connect, fault: str) -> None:
+    def test_are_the_fallback_if_the_service_fails(self, proxy: Proxy, connect: Connect, fault: str) -> None:
         """A total timeout is needed for responses that trickle in."""
         is_over = threading.Event()
         answer = b'{"items": [], "source": "personalised", "recommendation_id": "r"}'
@@ -290,8 +290,8 @@ class TestRecommendations:
             else:
                 exchange.refuse(401, "unauthenticated", None)
 
-        front.play = fail
-        client = connect(front.url, timeout_s=0.2)
+        proxy.play = fail
+        client = connect(proxy.url, timeout_s=0.2)
         found = client.recommendations("ann", k=2, fallback=iter(ITEMS))
         is_over.set()
         assert (found.source, found.item_ids, found.recommendation_id) == ("fallback", ITEMS[:2], None)
@@ -302,16 +302,16 @@ class TestRecommendations:
         assert (answer.source, answer.item_ids) == ("fallback", ITEMS)
         assert "fallback" in caplog.text
 
-    def test_are_not_requested_during_retry_after(self, front: Front, connect: Connect) -> None:
-        front.play = lambda exchange: exchange.refuse(503, "overloaded", "60")
-        client = connect(front.url)
+    def test_are_not_requested_during_retry_after(self, proxy: Proxy, connect: Connect) -> None:
+        proxy.play = lambda exchange: exchange.refuse(503, "overloaded", "60")
+        client = connect(proxy.url)
         assert [client.recommendations("ann").source for _ in range(3)] == ["fallback"] * 3
-        assert len(front.requests) == 1
+        assert len(proxy.requests) == 1
 
-    def test_are_requested_again_if_the_connection_was_closed(self, front: Front, connect: Connect, ann: str) -> None:
+    def test_are_requested_again_if_the_connection_was_closed(self, proxy: Proxy, connect: Connect, ann: str) -> None:
         plays = iter([lambda _exchange: None, Exchange.forward])
-        front.play = lambda exchange: next(plays)(exchange)
-        assert connect(front.url).recommendations(ann).source == "popular"
+        proxy.play = lambda exchange: next(plays)(exchange)
+        assert connect(proxy.url).recommendations(ann).source == "popular"
 
 
 class TestUsers:
@@ -355,7 +355,7 @@ class TestUsers:
         assert client.erase(ann)
         assert client.properties(ann) == {}
 
-    def test_retry_until_the_service_recovers(self, front: Front, connect: Connect) -> None:
+    def test_retry_until_the_service_recovers(self, proxy: Proxy, connect: Connect) -> None:
         plays = iter(
             [
                 lambda exchange: exchange.refuse(503, "storage_unavailable", "0"),
@@ -364,9 +364,9 @@ class TestUsers:
                 Exchange.forward,
             ]
         )
-        front.play = lambda exchange: next(plays)(exchange)
-        assert connect(front.url).user("nobody-at-all") is None
-        assert len(front.requests) == 4
+        proxy.play = lambda exchange: next(plays)(exchange)
+        assert connect(proxy.url).user("nobody-at-all") is None
+        assert len(proxy.requests) == 4
 
     def test_report_errors(self, service: Service) -> None:
         with Client(service.url, "no-key") as client, pytest.raises(LisarecError, match="401 unauthenticated"):

@@ -1,9 +1,9 @@
-// A shop in Node.js: asks the service at the first argument, with the second as key, and the front at the third, which
+// A shop in Node.js: asks the service at the first argument, with the second as key, and the proxy at the third, which
 // fails at first.
 import assert from "node:assert/strict"
 import { LisarecClient, LisarecError, newEventId } from "lisarec-client"
 
-const [url, key, front, user] = process.argv.slice(2)
+const [url, key, proxy, user] = process.argv.slice(2)
 const said = []
 const patient = { key, timeoutMs: 60_000, warn: (message) => said.push(message) }
 const shop = new LisarecClient(url, patient)
@@ -101,7 +101,7 @@ const lateLog = await shop.call("GET", `/v1/users/${encodeURIComponent(lateUser)
 assert.equal(lateLog.events.length, 40)
 
 // a service that fails: the fallback in time, and each event once
-const failing = new LisarecClient(front, { ...patient, timeoutMs: 200 })
+const failing = new LisarecClient(proxy, { ...patient, timeoutMs: 200 })
 const list = await failing.recommendations(user, { k: 2, fallback: ["item-1", "item-2", "item-3"] })
 assert.deepEqual(list.items.map(({ item_id }) => item_id), ["item-1", "item-2"])
 assert.equal(list.source, "fallback")

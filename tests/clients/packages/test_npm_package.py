@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser
 
-from tests.clients.conftest import ROOT, Exchange, Front, Service
+from tests.clients.conftest import ROOT, Exchange, Proxy, Service
 from tests.clients.packages.conftest import SOURCES, run
 from tests.waiting import wait_until
 
@@ -24,11 +24,11 @@ BROKEN = (
 )
 
 
-def test_node_gets_lists_and_loses_no_event(npm_project: Path, service: Service, front: Front, ann: str) -> None:
+def test_node_gets_lists_and_loses_no_event(npm_project: Path, service: Service, proxy: Proxy, ann: str) -> None:
     plays = iter(BROKEN)
-    front.play = lambda exchange: next(plays, Exchange.forward)(exchange)
+    proxy.play = lambda exchange: next(plays, Exchange.forward)(exchange)
     shutil.copy(HERE / "shop.mjs", npm_project)
-    run("node", "shop.mjs", service.url, service.key, front.url, ann, cwd=npm_project)
+    run("node", "shop.mjs", service.url, service.key, proxy.url, ann, cwd=npm_project)
     assert next(plays, None) is None
     log = service.log(ann)
     clicked = [event["item_id"] for event in log if event["type"] == "click"]

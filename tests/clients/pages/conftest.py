@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from tests.clients.conftest import Front, Service
+from tests.clients.conftest import Proxy, Service
 from tests.waiting import PATIENCE_S
 
 STORED = "Object.keys(localStorage).filter(name => name.startsWith('lisarec:')).map(name => name.slice(8)).sort()"
@@ -65,9 +65,9 @@ def shop(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]], 
 
 
 @pytest.fixture
-def page(shop: Shop, front: Front, context: BrowserContext) -> Page:
+def page(shop: Shop, proxy: Proxy, context: BrowserContext) -> Page:
     """A page of the shop whose script reaches the service through the proxy."""
-    shop.open_to(front.url)
+    shop.open_to(proxy.url)
     page = context.new_page()
     enter(page, shop)
     return page

@@ -17,7 +17,7 @@ from playwright.sync_api import BrowserContext, Page
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from clients.lisarec_client import visitor_in
 from storage.state.event import uuid7_time_us
-from tests.clients.conftest import HOW_TO, ROOT, Exchange, Front, Service
+from tests.clients.conftest import HOW_TO, ROOT, Exchange, Proxy, Service
 from tests.clients.pages.conftest import NOTE_ANSWERS, STORED, Shop, enter, push, visitor
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -118,34 +118,34 @@ def test_the_visitor_s_id_is_in_a_first_party_cookie_for_a_year(
 
 
 def test_failed_events_are_resent_by_the_next_page_with_the_same_ids(
-    page: Page, shop: Shop, front: Front, context: BrowserContext
+    page: Page, shop: Shop, proxy: Proxy, context: BrowserContext
 ) -> None:
-    front.play = without_service
+    proxy.play = without_service
     push(page, "item-1", "item-2", "item-3")
     stored = page.evaluate(STORED)
     assert len(stored) == 3
-    wait_until(lambda: "/v1/events" in front.requests)
-    front.play = Exchange.forward
+    wait_until(lambda: "/v1/events" in proxy.requests)
+    proxy.play = Exchange.forward
     enter(page, shop)
     wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(shop.service.logged_ids(visitor(context))) == stored  # some were on their way when it came back
 
 
-def test_unacknowledged_events_count_once(page: Page, shop: Shop, front: Front, context: BrowserContext) -> None:
+def test_unacknowledged_events_count_once(page: Page, shop: Shop, proxy: Proxy, context: BrowserContext) -> None:
     def take_and_hang_up(exchange: Exchange) -> None:
         if exchange.command == "OPTIONS":
             exchange.forward()
         else:
             exchange.ask_service()
 
-    front.play = take_and_hang_up
+    proxy.play = take_and_hang_up
     push(page, "item-1")
     wait_until(lambda: len(shop.service.log(visitor(context))) == 1)
-    front.play = Exchange.forward
+    proxy.play = Exchange.forward
     (stored,) = page.evaluate(STORED)
     enter(page, shop)
     wait_until(lambda: page.evaluate(STORED) == [])
-    assert front.requests.count("/v1/events") >= 2
+    assert proxy.requests.count("/v1/events") >= 2
     assert shop.service.logged_ids(visitor(context)) == [stored]
 
 
@@ -182,7 +182,7 @@ def test_a_large_event_queued_by_an_earlier_script_is_dropped(page: Page, shop: 
 
 
 def test_an_unserialisable_event_does_not_block_the_others(
-    page: Page, shop: Shop, front: Front, context: BrowserContext
+    page: Page, shop: Shop, proxy: Proxy, context: BrowserContext
 ) -> None:
     broken = "<script>lisarec = [{item_id: 1n}, {item_id: 'item-1'}]</script>"
     shop.pages["/"] = broken + shop.pages["/"]
@@ -202,16 +202,16 @@ def test_an_unserialisable_event_does_not_block_the_others(
     ],
 )
 def test_the_console_names_once_why_events_are_dropped(
-    page: Page, shop: Shop, front: Front, item_ids: list[str], why: str
+    page: Page, shop: Shop, proxy: Proxy, item_ids: list[str], why: str
 ) -> None:
     said: list[str] = []
     page.on("console", lambda line: said.append(f"{line.type}: {line.text}"))
     if len(item_ids) > 100:
-        front.play = without_service
+        proxy.play = without_service
     page.evaluate(NOTE_ANSWERS)
     push(page, *item_ids)
     page.wait_for_function(f"self.answersRead >= {100 if len(item_ids) > 100 else 1}")
-    front.play = Exchange.forward
+    proxy.play = Exchange.forward
     page.evaluate("lisarec.push({item_id: 'item-1'})")  # which is too many, and has the others sent again
     page.wait_for_function(f"!({STORED}).length")
     (warning,) = [line for line in said if "lisarec" in line]
@@ -219,69 +219,69 @@ def test_the_console_names_once_why_events_are_dropped(
 
 
 def test_at_most_100_events_are_queued_and_sent_in_order(
-    page: Page, shop: Shop, front: Front, context: BrowserContext
+    page: Page, shop: Shop, proxy: Proxy, context: BrowserContext
 ) -> None:
-    front.play = without_service
+    proxy.play = without_service
     for n in range(130):
         push(page, f"item-{n % 50}")
     stored = page.evaluate(STORED)
     assert len(stored) == 100
-    front.play = Exchange.forward
+    proxy.play = Exchange.forward
     enter(page, shop)
     wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(shop.service.logged_ids(visitor(context))) == stored
 
 
-def test_tabs_keep_each_other_s_events(page: Page, shop: Shop, front: Front, context: BrowserContext) -> None:
+def test_tabs_keep_each_other_s_events(page: Page, shop: Shop, proxy: Proxy, context: BrowserContext) -> None:
     other = context.new_page()
     enter(other, shop)
-    front.play = without_service
+    proxy.play = without_service
     for n in range(5):
         push(page, f"item-{n}")
         push(other, f"item-{n + 10}")
     wait_until(lambda: len(page.evaluate(STORED)) == 10)  # a tab hears of what another one stores a moment later
     stored = page.evaluate(STORED)
     other.close()
-    front.play = Exchange.forward
+    proxy.play = Exchange.forward
     enter(page, shop)
     wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(shop.service.logged_ids(visitor(context))) == stored  # several requests were on their way
 
 
-def test_events_stay_queued_until_acknowledged(page: Page, shop: Shop, front: Front, context: BrowserContext) -> None:
+def test_events_stay_queued_until_acknowledged(page: Page, shop: Shop, proxy: Proxy, context: BrowserContext) -> None:
     def be_another_site(exchange: Exchange) -> None:
         if exchange.command == "POST":
             exchange.answer(200, b"<!doctype html>", {"Access-Control-Allow-Origin": exchange.headers["origin"]})
         else:
             exchange.forward()
 
-    front.play = be_another_site
+    proxy.play = be_another_site
     page.evaluate(NOTE_ANSWERS)
     push(page, "item-1")
     page.wait_for_function("self.answersRead")
-    front.play = Exchange.forward
+    proxy.play = Exchange.forward
     enter(page, shop)
     page.wait_for_function(f"!({STORED}).length")
     assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-1"]
 
 
-def test_events_are_sent_without_local_storage(shop: Shop, front: Front, context: BrowserContext) -> None:
+def test_events_are_sent_without_local_storage(shop: Shop, proxy: Proxy, context: BrowserContext) -> None:
     context.add_init_script(NO_STORAGE)
-    shop.open_to(front.url)
+    shop.open_to(proxy.url)
     page = context.new_page()
     enter(page, shop)
     push(page, "item-1", "item-2")
     wait_until(lambda: len(shop.service.log(visitor(context))) == 2)
 
 
-def test_visitors_without_cookies_are_not_tracked(shop: Shop, front: Front, context: BrowserContext) -> None:
+def test_visitors_without_cookies_are_not_tracked(shop: Shop, proxy: Proxy, context: BrowserContext) -> None:
     context.add_init_script(NO_COOKIES)
-    shop.open_to(front.url)
+    shop.open_to(proxy.url)
     page = context.new_page()
     enter(page, shop)
     push(page, "item-1")
     page.wait_for_timeout(1_200)
-    assert set(front.requests) == {"/client.js"}
+    assert set(proxy.requests) == {"/client.js"}
 
 
 @pytest.fixture

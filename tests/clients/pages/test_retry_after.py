@@ -6,7 +6,7 @@ import threading
 
 from playwright.sync_api import BrowserContext, Page
 
-from tests.clients.conftest import Exchange, Front
+from tests.clients.conftest import Exchange, Proxy
 from tests.clients.pages.conftest import NOTE_ANSWERS, STORED, Shop, enter, push, visitor
 from tests.waiting import PATIENCE_S
 
@@ -26,19 +26,19 @@ def enter_with_a_clock(page: Page, shop: Shop, context: BrowserContext) -> None:
     enter(page, shop)
 
 
-def test_no_request_is_sent_during_retry_after(page: Page, front: Front) -> None:
-    front.play = be_busy
+def test_no_request_is_sent_during_retry_after(page: Page, proxy: Proxy) -> None:
+    proxy.play = be_busy
     page.evaluate(NOTE_ANSWERS)
     push(page, "item-1")
     page.wait_for_function("self.answersRead")
-    front.requests.clear()
+    proxy.requests.clear()
     push(page, "item-2")
     page.wait_for_timeout(1_500)
-    assert front.requests == []
+    assert proxy.requests == []
     assert len(page.evaluate(STORED)) == 2
 
 
-def test_another_response_does_not_end_retry_after(page: Page, front: Front) -> None:
+def test_another_response_does_not_end_retry_after(page: Page, proxy: Proxy) -> None:
     has_both, was_refused = threading.Event(), threading.Event()
 
     def refuse_one(exchange: Exchange) -> None:
@@ -51,7 +51,7 @@ def test_another_response_does_not_end_retry_after(page: Page, front: Front) -> 
                 was_refused.wait(PATIENCE_S)
             exchange.forward()
 
-    front.play = refuse_one
+    proxy.play = refuse_one
     page.evaluate(NOTE_ANSWERS)
     push(page, "item-1")
     push(page, "item-2")
@@ -63,7 +63,7 @@ def test_another_response_does_not_end_retry_after(page: Page, front: Front) -> 
 
 
 def test_the_later_of_two_retry_after_times_counts(
-    page: Page, shop: Shop, front: Front, context: BrowserContext
+    page: Page, shop: Shop, proxy: Proxy, context: BrowserContext
 ) -> None:
     has_both, nine_seconds_passed = threading.Event(), threading.Event()
 
@@ -78,7 +78,7 @@ def test_the_later_of_two_retry_after_times_counts(
             nine_seconds_passed.wait(PATIENCE_S)
             exchange.refuse(429, "too_many_requests", "9")
 
-    front.play = refuse_both
+    proxy.play = refuse_both
     enter_with_a_clock(page, shop, context)
     push(page, "item-1")
     push(page, "item-2")
@@ -89,7 +89,7 @@ def test_the_later_of_two_retry_after_times_counts(
     context.clock.fast_forward("00:07")
     push(page, "item-3")
     assert page.evaluate("self.requests") == 2
-    front.play = Exchange.forward
+    proxy.play = Exchange.forward
     context.clock.fast_forward("00:03")
     push(page, "item-4")
     page.wait_for_function(f"!({STORED}).length")
@@ -97,9 +97,9 @@ def test_the_later_of_two_retry_after_times_counts(
 
 
 def test_the_next_page_respects_the_remaining_retry_after(
-    page: Page, shop: Shop, front: Front, context: BrowserContext
+    page: Page, shop: Shop, proxy: Proxy, context: BrowserContext
 ) -> None:
-    front.play = be_busy
+    proxy.play = be_busy
     enter_with_a_clock(page, shop, context)
     push(page, "item-1")
     page.wait_for_function("self.answersRead")
@@ -107,7 +107,7 @@ def test_the_next_page_respects_the_remaining_retry_after(
     context.clock.fast_forward("58:00")
     push(page, "item-2")
     assert page.evaluate("self.requests") == 0
-    front.play = Exchange.forward
+    proxy.play = Exchange.forward
     context.clock.fast_forward("02:00")
     push(page, "item-3")
     page.wait_for_function(f"!({STORED}).length")
