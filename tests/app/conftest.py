@@ -49,13 +49,13 @@ WEIGHTS = {"click": 1.0, "purchase": 2.0, "dislike": 0.0}
 
 
 @pytest.fixture(autouse=True)
-def _still_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+def _keep_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the priority of this process, which some commands lower for good."""
     monkeypatch.setattr("os.nice", lambda _: 0)
 
 
 @pytest.fixture(autouse=True)
-def _own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restore_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore logging after each test, since commands configure it; handlers of pytest stay."""
     root, configure = logging.getLogger(), logging.config.dictConfig
     handlers = [*root.handlers]
@@ -251,10 +251,10 @@ def shared_client(start: Callable[..., Client], tmp_path_factory: pytest.TempPat
 
 CLICKS = [item_id(row % 37) for row in range(0, 200, 3)]  # many more than the ring holds
 SEEN = {"clicker": CLICKS, "disliker": ["item-3", "item-4"], "nobody": []}
-GONE = ["item-7", "item-30"]  # not available
+SOLD_OUT = ["item-7", "item-30"]
 BRANDS = {item_id(row): f"brand {row % 9}" for row in range(ITEMS) if row % 7}
 COLOURS = {item_id(row): [f"colour {row % 5}", f"colour {row % 4}"][: row % 3] for row in range(0, ITEMS, 2)}
-SAID = {"item-11": ["new", "tea"], "item-12": [], "item-13": ["cup", "new"]}  # categories by the shop
+UPDATED_CATEGORIES = {"item-11": ["new", "tea"], "item-12": [], "item-13": ["cup", "new"]}
 
 
 @pytest.fixture(scope="module")
@@ -264,8 +264,8 @@ def shop(store_url: str | None, model_dir: Path, tmp_path_factory: pytest.TempPa
     client = Client(settings)
     client.click("clicker", *SEEN["clicker"])
     client.post("/v1/events", json=[{"user_id": "disliker", "item_id": i, "type": "dislike"} for i in SEEN["disliker"]])
-    posted = [{"item_id": name, "available": False} for name in GONE]
-    posted += [{"item_id": name, "categories": categories} for name, categories in SAID.items()]
+    posted = [{"item_id": name, "available": False} for name in SOLD_OUT]
+    posted += [{"item_id": name, "categories": categories} for name, categories in UPDATED_CATEGORIES.items()]
     posted += [{"item_id": name, "properties": {"brand": brand, "price": 5.0}} for name, brand in BRANDS.items()]
     posted += [{"item_id": name, "properties": {"colours": colours}} for name, colours in COLOURS.items()]
     assert client.post("/v1/items", json=posted).status_code == 200

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model.artifact.string_table import NO_MATCH, TYPO
-from tests.app.conftest import GONE, ITEMS, SEEN, Client, item_id
+from tests.app.conftest import ITEMS, SEEN, SOLD_OUT, Client, item_id
 from tests.app.support import ALL_ITEMS, assert_refused, item_ids
 from tests.model.artifact.search_oracle import title_level, whole_level
 
@@ -27,7 +27,7 @@ UNLEARNED = {
     "new-6": "Black thing of the last century",
 }
 DATES = {"new-5": {"available_from": "2100-01-01T00:00:00Z"}, "new-6": {"available_until": "2000-01-01T00:00:00Z"}}
-NOT_AVAILABLE = {*GONE, "new-2", *DATES}
+NOT_AVAILABLE = {*SOLD_OUT, "new-2", *DATES}
 QUERIES = [
     "green thing",
     "thing green",
@@ -122,9 +122,9 @@ def test_results_without_a_user_are_ranked_by_match_level(titled: Client, query:
 
 def test_results_include_bought_items_but_not_sold_out_ones(titled: Client) -> None:
     found = search(titled, "", user_id="clicker", limit=MOST)
-    assert {*SEEN["clicker"]} - {*GONE} <= {*found}
+    assert {*SEEN["clicker"]} - {*SOLD_OUT} <= {*found}
     assert not {*found} & NOT_AVAILABLE
-    assert {*GONE} <= {*search(titled, "", limit=MOST)}
+    assert {*SOLD_OUT} <= {*search(titled, "", limit=MOST)}
 
 
 def test_items_outside_their_dates_are_unavailable(titled: Client) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.schemas.cursor import MAX_ITEMS, MAX_RATIO, cursor_after, shown_before
 from app.schemas.fields import MAX_K
-from tests.app.conftest import GONE, Client, item_id
+from tests.app.conftest import SOLD_OUT, Client, item_id
 from tests.app.support import ALL_ITEMS, all_pages, item_ids, recommend
 
 
@@ -28,14 +28,14 @@ class TestPages:
             shown += item_ids(page)
             shop.click(user_id, page["items"][0]["item_id"], item_id(len(shown)))
         assert len(set(shown)) == len(shown)
-        assert set(shown) == set(ALL_ITEMS) - set(GONE)
+        assert set(shown) == set(ALL_ITEMS) - set(SOLD_OUT)
 
     def test_items_seen_between_pages_are_excluded(self, shop: Client) -> None:
         first = recommend(shop, user_id="leaver", k=5, cursor="")
         clicked = [item for item in ALL_ITEMS if item not in item_ids(first)][:3]
         shop.click("leaver", *clicked)
         rest = recommend(shop, user_id="leaver", k=MAX_K, cursor=first["cursor"])
-        assert set(item_ids(rest)) == set(ALL_ITEMS) - set(GONE) - set(clicked) - set(item_ids(first))
+        assert set(item_ids(rest)) == set(ALL_ITEMS) - set(SOLD_OUT) - set(clicked) - set(item_ids(first))
 
     def test_items_sold_out_between_pages_are_excluded(self, shop: Client) -> None:
         first = recommend(shop, history=["item-1"], k=5, cursor="")
@@ -106,4 +106,4 @@ class TestCursors:
 
     def test_a_forged_cursor_only_excludes_its_items(self, shop: Client) -> None:
         answer = recommend(shop, user_id="nobody", k=MAX_K, cursor=cursor_after(["item-1", "item-2", "unheard-of"]))
-        assert set(item_ids(answer)) == set(ALL_ITEMS) - set(GONE) - {"item-1", "item-2"}
+        assert set(item_ids(answer)) == set(ALL_ITEMS) - set(SOLD_OUT) - {"item-1", "item-2"}

@@ -21,10 +21,10 @@ from tests.app.conftest import (
     CATEGORIES,
     CLICKS,
     COLOURS,
-    GONE,
     ITEMS,
-    SAID,
     SEEN,
+    SOLD_OUT,
+    UPDATED_CATEGORIES,
     Client,
     categories_of,
     item_id,
@@ -89,7 +89,7 @@ quick = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 
 
 def labels_of(item: str) -> list[str]:
-    return SAID.get(item, list(categories_of(int(item.removeprefix("item-")))))
+    return UPDATED_CATEGORIES.get(item, list(categories_of(int(item.removeprefix("item-")))))
 
 
 def texts_of(name: str, item: str) -> set[str]:
@@ -105,7 +105,7 @@ def is_filtered(request: dict[str, Any], item: str) -> bool:
     """Whether the filters of the request remove the item, pinned or not."""
     own, any_of = set(labels_of(item)), request.get("categories")
     return (
-        item in GONE
+        item in SOLD_OUT
         or item in request.get("exclude", [])
         or ("candidates" in request and item not in request["candidates"])
         or bool(any_of and not own & set(any_of))
@@ -126,7 +126,7 @@ def by_definition(client: Client, codes: list[list[int]], request: dict[str, Any
     answer = recommend(client, **subject, exclude_seen="none", k=MAX_K)
     is_popular = answer["source"] == "popular"
     plain = {item["item_id"]: np.float32(item["score"]) for item in answer["items"]}
-    assert len(plain) == ITEMS - len(GONE)
+    assert len(plain) == ITEMS - len(SOLD_OUT)
     scores: dict[str, Any] = {}
     for item, score in plain.items():
         gains = [gain for label, gain in request.get("boost", {}).items() if gain and label in labels_of(item)]
@@ -294,7 +294,7 @@ class TestDecisions:
     def test_pins_of_unavailable_items_are_skipped(self, shop: Client) -> None:
         plain = item_ids(recommend(shop, user_id="clicker", k=5))
         for wish in ({}, {"exclude": ["item-33"]}):
-            dropped = [*GONE, "unheard-of", *wish.get("exclude", [])]
+            dropped = [*SOLD_OUT, "unheard-of", *wish.get("exclude", [])]
             pin = [{"item_id": item, "place": place + 1} for place, item in enumerate(dropped)]
             assert item_ids(recommend(shop, user_id="clicker", k=5, pin=pin, **wish)) == plain
 
@@ -314,7 +314,7 @@ class TestDecisions:
     def test_a_list_may_consist_of_a_thousand_pins(self, shop: Client) -> None:
         pin = [{"item_id": f"item-{n}", "place": MAX_K - n} for n in range(MAX_K)]
         shown = item_ids(recommend(shop, user_id="clicker", k=MAX_K, pin=pin))
-        assert shown == [item for item in reversed(ALL_ITEMS) if item not in GONE]
+        assert shown == [item for item in reversed(ALL_ITEMS) if item not in SOLD_OUT]
 
     def test_explanations_contain_boosts_and_pins(self, shop: Client) -> None:
         request = {"user_id": "clicker", "k": 20, "boost": {"tea": 1.5, "cup": -1}, "explain": True}
