@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,20 @@ from storage.archiver.redis_source import RedisSource
 from storage.folders.folder import Folder
 from storage.folders.place import as_folder
 from storage.redis.layout.keys import Keyspace
-from storage.redis.store import RedisOptions, RedisStore
+from storage.redis.store import RedisStore
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
+from tests.storage.redis import stores
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION, PATIENT
 
 NOW_MS = 1_700_000_000_000
 USERS = [f"user-{number}" for number in range(24)]
 
 
-@asynccontextmanager
-async def opened(server: RedisServer, archive_dir: Path | Folder | None, **options: Any) -> AsyncIterator[RedisStore]:
-    store = await RedisStore.open(
-        server.url,
-        [GENERATION],
-        partitions=FEW_PARTITIONS,
-        archive_dir=archive_dir,
-        options=RedisOptions(**PATIENT | options),
-    )
-    try:
-        yield store
-    finally:
-        await store.close()
+def opened(
+    server: RedisServer, archive_dir: Path | Folder | None, **options: Any
+) -> AbstractAsyncContextManager[RedisStore]:
+    return stores.opened(server.url, partitions=FEW_PARTITIONS, archive_dir=archive_dir, **options)
 
 
 def ids_of(user_id: str, count: int) -> list[str]:
@@ -56,7 +46,7 @@ async def append_all(store: RedisStore, begin: int, end: int) -> int:
 async def seen_of(store: RedisStore) -> dict[str, Any]:
     """Everything that readers see of the users."""
     logs = {user_id: [entry.record for entry in await store.events("main", user_id, limit=1000)] for user_id in USERS}
-    states = await store.states("main", USERS, GENERATION)
+    states = await store.states("main", USERS, stores.GENERATION)
     return {"logs": logs, "states": states}
 
 

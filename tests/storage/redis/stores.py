@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from storage.errors import StorageUnavailable
+from storage.folders.folder import Folder
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.store import PARTITIONS, RedisOptions, RedisStore
 from storage.state.event import Event
@@ -32,7 +33,7 @@ async def opened(
     generations: Sequence[Generation] = (GENERATION,),
     *,
     partitions: int = PARTITIONS,
-    archive_dir: Path | None = None,
+    archive_dir: Path | Folder | None = None,
     **options: Any,
 ) -> AsyncIterator[RedisStore]:
     """Open the store at the address (URL and optional prefix); it is closed afterwards."""
