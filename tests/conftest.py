@@ -32,17 +32,17 @@ from benchmarks.storage.s3_server import S3Server
 from tests.fork_server import ForkedPopen, RealPopen
 from tests.waiting import PATIENCE_S
 
-# whatever the environment says: else each worker rewrites the assertions of all tests anew, which takes it five
-# seconds, and each process of its own compiles the service
+# regardless of the environment: without bytecode each worker rewrites the assertions of all tests, which takes five
+# seconds, and each process compiles the service
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# before anything imports torch, and for the processes that tests start: what is trained here is small, and threads
-# that wait for each other make it ten times slower where other processes want the same cores
+# before anything imports torch, and for processes of tests: trainings here are small, and on busy cores threads that
+# wait for each other make them ten times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# of the internet's authorities the first one alone: to load them all takes every client of httpx 30 ms of CPU
-AUTHORITY = NamedTemporaryFile(suffix=".pem")  # noqa: SIM115  # it is there as long as this process
+# only the first root certificate: loading all of them takes each httpx client 30 ms of CPU time
+AUTHORITY = NamedTemporaryFile(suffix=".pem")  # noqa: SIM115  # it exists as long as this process
 AUTHORITY.write(b"".join(Path(certifi.where()).read_bytes().partition(b"-----END CERTIFICATE-----\n")[:2]))
 AUTHORITY.flush()
 os.environ["SSL_CERT_FILE"] = AUTHORITY.name
@@ -52,24 +52,24 @@ os.environ.pop("SSL_CERT_DIR", None)
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# how long an example takes says more about the machine than about the law
+# the duration of an example depends on the machine's load
 hypothesis.settings.register_profile("lisarec", deadline=None)
 hypothesis.settings.load_profile("lisarec")
 
-# httpx gives up after five seconds, which a busy machine may take for any request
+# httpx times out after five seconds, which any request may take on a busy machine
 for limit in DEFAULT_TIMEOUT_CONFIG.as_dict():
     setattr(DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE_S)
 
-# `kill` and `timeout` end the tests as Ctrl-C does: no server and no file stays behind
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells have it ignored
+# `kill` and `timeout` end the tests like Ctrl-C, so that no server or file is left
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
 signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
-# a process that is forked is there at once, one of its own after four seconds of imports
+# a fork is ready at once, a new interpreter after four seconds of imports
 if sys.platform == "linux":
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
-# Chromium ends requests that wait for a connection with ERR_NETWORK_CHANGED once an interface comes or goes, as with
-# every container that starts beside the tests. Without such a socket it takes the network for one that stays.
+# Chromium aborts pending requests with ERR_NETWORK_CHANGED when an interface appears or disappears, as with every
+# container that starts beside the tests. Without a netlink socket it does not see such changes.
 NO_ROUTES = """
 #include <errno.h>
 #include <linux/netlink.h>
@@ -83,9 +83,9 @@ int socket(int domain, int type, int protocol) {
 }
 """
 
-# What waits for servers, syncs and kills leaves the processor to others, but several such tests at once wait too long
-# for each other. So these files stand in two lanes, each of which is the work of one process; others share the rest.
-# Those of the second lane share one `benchmarks.harness.fork_server`, whose start takes ten seconds of processor time.
+# Tests that wait for servers, syncs and kills use little CPU time, but many of them at once delay each other. So these
+# files form two lanes, each run by one process; the other processes share the rest. The files of the second lane share
+# a `benchmarks.harness.fork_server`, whose start takes ten seconds of CPU time.
 LANES = (
     (
         "tests/benchmarks/test_benchmarks.py",
@@ -107,7 +107,7 @@ LANES = (
         "tests/benchmarks/test_machines.py",
     ),
 )
-# what computes for long comes next, so that the last that runs is short
+# long computations come next, so that the last file to run is short
 LONGEST_OF_THE_OTHERS = (
     "tests/benchmarks/attack/test_fairness.py",
     "tests/benchmarks/attack/test_amplification.py",
@@ -136,7 +136,7 @@ LONGEST_OF_THE_OTHERS = (
 ORDER = (*(file for lane in LANES for file in lane), *LONGEST_OF_THE_OTHERS)
 LANE_OF = {file: f"lane {number}" for number, lane in enumerate(LANES) for file in lane}
 
-# what is slow: a test of one of these folders or files, with one of these fixtures, or with one of these parameters
+# a test is slow if it is in one of these folders or files, or has one of these fixtures or parameters
 SLOW_PATHS = (
     *LANE_OF,
     "tests/app/cli/test_cli.py",
@@ -207,7 +207,7 @@ def browser(steady_network: dict[str, str | float | bool]) -> Iterator[Browser]:
     if executable is None:
         pytest.skip("there is no Chromium; .ci/install brings Debian's headless shell")
     with sync_playwright() as playwright:
-        # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
+        # the sandbox does not work for root, which runs tests in containers, and all pages are our own
         options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         browser = playwright.chromium.launch(
             executable_path=executable, args=options, env=steady_network, timeout=PATIENCE_S * 1e3
