@@ -1,4 +1,4 @@
-"""A tiny model, and the real app over it: real engine, real SQLite, requests through ASGI."""
+"""A tiny model and the real app over it: real engine, real SQLite, requests over ASGI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service in a process of its own, or in a thread of the tests."""
+"""The service in its own process, or in a thread of the tests."""
 
 from __future__ import annotations
 

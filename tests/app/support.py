@@ -1,4 +1,4 @@
-"""What tests of the app share beside fixtures."""
+"""Helpers of the app's tests besides fixtures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine, and one deployment in it that the tests of a file use in turn; a table of what they measured.
+"""The engine, one deployment that the tests of a file share, and a table of measurements.
 
 make container-images       the images alone, `--idle`: with what other work leaves of the processors
 make test-containers        the short form

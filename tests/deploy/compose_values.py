@@ -1,4 +1,4 @@
-"""docker-compose.yml with its defaults filled in, where no variable is set."""
+"""docker-compose.yml with default values for all variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small shop whose customers walk along shelves, and models of it small enough to train in a second."""
+"""A small shop whose customers follow a ring of items, and models of it that train in a second."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Fixtures of the tests of stores: addresses, servers and clusters."""
+
 from collections.abc import Iterator
 from pathlib import Path
 

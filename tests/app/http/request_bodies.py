@@ -1,4 +1,4 @@
-"""Bodies of requests that are not JSON, or not what a call takes."""
+"""Request bodies that are invalid JSON, or not what a call accepts."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class TestCost:
         for more in ({"k": k + 1} if k < 1_000 else {}, {"exclude": ["a"] * (ids + 1)}, {"explain": True}):
             assert cost_of(request(**fields | more)) >= cost
 
-    def test_of_a_call_is_bounded_and_the_refusal_names_what_costs_most(self) -> None:
+    def test_of_a_call_is_bounded_and_the_refusal_names_the_costliest_part(self) -> None:
         assert charge_for([request()] * MAX_REQUESTS, MOST) == MAX_REQUESTS
         assert charge_for([request()], MOST, [0, 100, 600]) == 6
         with pytest.raises(TooCostly, match=f"the limit is {MOST}") as refusal:
@@ -376,7 +376,9 @@ class TestCall:
         assert left(client, text) == 100 - (3 + 1 + ARCHIVED_FILE + 2)
         client.close()
 
-    def test_that_excludes_what_is_archived_costs_by_its_files(self, redis_server: RedisServer, tmp_path: Path) -> None:
+    def test_that_excludes_archived_events_costs_by_their_files(
+        self, redis_server: RedisServer, tmp_path: Path
+    ) -> None:
         """The charge for entries is capped, but a log may have any number of files."""
         client, text = archiving(redis_server, tmp_path, max_seen_events=100)
         turn(redis_server, tmp_path / "archive")

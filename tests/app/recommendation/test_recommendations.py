@@ -41,7 +41,7 @@ def bodies(client: Client, users: list[str]) -> list[bytes]:
 
 
 class TestLearning:
-    def test_every_click_changes_what_is_recommended(self, client: Client) -> None:
+    def test_every_click_changes_the_recommendations(self, client: Client) -> None:
         rankings = [item_ids(client.recommend("ada", exclude_seen="none"))]
         for item in ("item-1", "item-2", "item-3"):
             client.click("ada", item)
@@ -134,7 +134,7 @@ class TestPopular:
         assert favourite not in item_ids(answer)
         assert favourite in item_ids(client.recommend("ada", exclude_seen="none"))
 
-    def test_everybody_gets_popular_items_if_the_store_fails(self, client: Client) -> None:
+    def test_all_users_get_popular_items_if_the_store_fails(self, client: Client) -> None:
         client.click("ada", "item-1")
         client.close_store()
         for rule in ("none", "recent", "all"):

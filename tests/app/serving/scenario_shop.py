@@ -1,4 +1,4 @@
-"""Two services over one store whose items have properties, for scenarios, and settings that are drawn."""
+"""Two services over one store with item properties for scenarios, and random settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The npm package, built, and a project that has installed what was built."""
+"""The npm package, built and installed in a project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of a shop in a real browser, with the script of the service on them."""
+"""Pages of a shop in a real browser, with the script of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories of users, made of lists of items."""
+"""Histories of users from lists of items."""
 
 from __future__ import annotations
 

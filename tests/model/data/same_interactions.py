@@ -1,4 +1,4 @@
-"""Whether interactions are the same, to the last bit."""
+"""Bit-exact comparison of interactions."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ class TestSplits:
         if train_on == "all":
             assert parts.train.all()
 
-    def test_temporal_never_trains_on_what_happened_after_the_first_test_event(
+    def test_temporal_never_trains_on_events_after_the_first_test_event(
         self, tmp_path: Path, write_rows: Write, rows: list[Any]
     ) -> None:
         found = read_interactions(write_rows(tmp_path, rows))

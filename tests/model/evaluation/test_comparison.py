@@ -37,7 +37,7 @@ def verdict(first: list[int], other: list[int]) -> str:
 
 
 class TestVerdict:
-    def test_names_what_is_better_and_by_how_much(self) -> None:
+    def test_names_the_better_model_and_the_difference(self) -> None:
         assert verdict([1] * 50, [11] * 50) == (
             "one is better than other in HR@10 (+1.0000, 95% +1.0000 to +1.0000) and "
             "NDCG@10 (+1.0000, 95% +1.0000 to +1.0000)."

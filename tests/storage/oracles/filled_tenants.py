@@ -1,4 +1,4 @@
-"""Tenants who have something of everything that a store keeps."""
+"""Tenants with data of every kind that a store keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def fill(store: UserStore, tenant: str) -> None:
 
 
 async def fill_items(store: UserStore, tenant: str, items: int) -> None:
-    """Fill whatever a tenant has besides users."""
+    """Fill all data that a tenant has besides users."""
     ids = [f"item-{number}" for number in range(items)]
     vector = encode([1.0, 2.0, 3.0])
     await store.put_items(tenant, [ItemEntry(one, "Kettle", ("water",), True, {"price": 9.5}, vector) for one in ids])

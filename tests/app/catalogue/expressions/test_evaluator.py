@@ -137,7 +137,7 @@ def test_numbers_equal_cel_item_by_item(expression: Pair, found: Sequence[Item],
         ('true || [1.0, "a"].exists(x, size(x) > 2)', 8, "a list of values of different types"),
     ],
 )
-def test_an_error_says_where_and_what_was_expected(text: str, position: int, reason: str) -> None:
+def test_an_error_names_position_and_expectation(text: str, position: int, reason: str) -> None:
     found = [dict.fromkeys(PROPERTIES, None)]
     with pytest.raises(InvalidExpression) as refused:
         Evaluation(columns_of(found), {"now": 0}, 1).rows_where(ENVIRONMENT.compile(text, "boolean"))

@@ -1,4 +1,4 @@
-"""Items that no model has learned, as tests bring them into a shop, and what is asked of them."""
+"""Cold items in a shop: helpers to add them, and to compare their codes."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class TestImport:
             ('["a", "b"]', "vector"),
         ],
     )
-    def test_what_is_wrong_is_named(self, tmp_path: Path, cell: str, reason: str) -> None:
+    def test_names_invalid_vectors(self, tmp_path: Path, cell: str, reason: str) -> None:
         (tmp_path / "items.tsv").write_text(f"item_id\tvector\ntea\t[1, 2]\ncup\t{cell}\n")
         with pytest.raises(DataError, match=reason):
             read(tmp_path / "items.tsv", {})

@@ -1,4 +1,4 @@
-"""The protocol of a service's connections on a socket, over a client's app, and raw requests to it."""
+"""The HTTP protocol of a service over a client's app, and raw requests to it."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_a_key_that_is_used_up(guarded: tuple[Client, dict[str, str]]) -> None:
     assert 1 <= int(refused.headers["retry-after"]) <= 60
 
 
-def test_a_store_that_is_gone(start: Any, tmp_path: Path) -> None:
+def test_an_unavailable_store_is_reported_like_the_declared_routes(start: Any, tmp_path: Path) -> None:
     client = start(tmp_path)
     client.close_store()
     assert assert_same(client, "POST", "/v1/events", json=EVENT).status_code == 503

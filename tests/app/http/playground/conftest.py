@@ -1,4 +1,4 @@
-"""The playground in a browser: a service that serves it, and what a visitor does on the page."""
+"""The playground in a browser: a service that serves it, and actions of a visitor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brokers over sockets, and consumers that end with their test."""
+"""Mock brokers over sockets, and consumers that are stopped after their test."""
 
 from __future__ import annotations
 

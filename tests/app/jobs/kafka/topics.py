@@ -1,4 +1,4 @@
-"""Topics of mock brokers, as tests fill and read them, and commands that run on them in processes of their own."""
+"""Topics of mock brokers, and commands that run on them in their own processes."""
 
 from __future__ import annotations
 

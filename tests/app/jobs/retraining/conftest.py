@@ -1,4 +1,4 @@
-"""What the tests of the trainer share."""
+"""Fixtures of the trainer's tests."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A shop whose trainer the tests run."""
+"""A shop with a trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service to which steps of users' histories are applied, as they are to the oracle of what then counts."""
+"""A service and an oracle that apply the same steps of users' histories."""
 
 from __future__ import annotations
 
