@@ -1,4 +1,7 @@
-"""The most popular items under boosts, each of which multiplies an item's count by e to the power of the boost."""
+"""The most popular items under boosts, each of which multiplies an item's count by e to the power of the boost.
+
+An item that nobody has chosen counts as half a choice, or no boost could move it.
+"""
 
 import heapq
 from math import exp, log
@@ -11,7 +14,8 @@ from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 
 ROUNDING_MARGIN = 1e-9  # exceeds the rounding error of a product, and of a difference of logarithms
-LOGS = np.log(np.maximum(np.arange(1024), 0.5))  # of frequent counts
+LEAST_COUNT = 0.5
+LOGS = np.log(np.maximum(np.arange(1024), LEAST_COUNT))  # of frequent counts
 
 
 def best_rows(
@@ -47,11 +51,11 @@ def _find_best(popular, excluded, raised, gaining, highest, most):  # type: igno
     """
     counts, popular_rows = popular
     heap = [(0.0, np.int64(0)) for _ in range(0)]
-    limit, first = -1, 0
+    limit, first = -1.0, 0
     for row in popular_rows:
-        count = counts[row]
+        count = max(counts[row], LEAST_COUNT)
         if len(heap) == most and count < heap[0][0]:  # no further item is among the best without a boost
-            limit, first = count if count * highest >= heap[0][0] else -1, row
+            limit, first = count if count * highest >= heap[0][0] else -1.0, row
             break
         if not _has(excluded, row):
             _offer(heap, most, count * exp(_gain(gaining, row)), np.int64(row))
@@ -62,12 +66,12 @@ def _find_best(popular, excluded, raised, gaining, highest, most):  # type: igno
         if not raised[word] & ~excluded[word]:
             continue
         for row in range(64 * word, min(64 * word + 64, len(counts))):
-            count = counts[row]
+            count = max(counts[row], LEAST_COUNT)
             is_left = count < limit or (count == limit and row >= first)
             if not is_left or count * highest < heap[0][0] or not _has(raised, row) or _has(excluded, row):
                 continue
             gain = _gain(gaining, row)
-            if count < len(LOGS) and gain < needed - LOGS[count]:
+            if count < len(LOGS) and gain < needed - LOGS[counts[row]]:
                 continue
             _offer(heap, most, count * exp(gain), np.int64(row))
             needed = log(heap[0][0]) - ROUNDING_MARGIN

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from app.catalogue.boosted_counts import best_rows
+from app.catalogue.boosted_counts import LEAST_COUNT, best_rows
 from app.catalogue.category_column import CategoryColumn
 from app.catalogue.expressions.columns import TextColumn
 from app.catalogue.expressions.labels import LabelledItems
@@ -278,10 +278,9 @@ class TrainedCatalogue:
         return rows[best], scores[best]
 
     def boosted_counts(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
-        """Return the counts of the rows, multiplied by e to the power of their boosts."""
-        factors = 1.0 if boosts is None else np.exp(boosts.of(rows))
-        boosted: NDArray[np.float64] = np.multiply(self.counts[rows], factors, dtype=np.float64)
-        return boosted
+        """Return the counts of the rows, with boosts at least `LEAST_COUNT`, times e to the power of their boosts."""
+        counts = self.counts[rows].astype(np.float64)
+        return counts if boosts is None else np.maximum(counts, LEAST_COUNT) * np.exp(boosts.of(rows))
 
     def search(self, query: str, limit: int) -> list[FoundItem]:
         """Return items whose title or id matches the query, ignoring case; without a query, the most popular items.

@@ -92,11 +92,21 @@ def test_boosted_counts_equal_a_sort(counted: list[int], gains: list[float], see
         boosts = Boosts.of_sets(sets, gains, len(rows))
     if by_item:
         boosts = boosts.plus(random.choice([-2.0, 0.0, 5.0], len(rows)).astype(np.float32))
-    scores = counts * np.exp(boosts.of(rows))
+    scores = np.maximum(counts, 0.5) * np.exp(boosts.of(rows))
     best_first = np.lexsort((rows, -scores))
     expected = best_first[~bitmap.has(excluded, best_first)][:k]
     popular_rows = np.lexsort((rows, -counts)).astype(np.int32)
     assert sorted(best_rows(counts, popular_rows, k, excluded, boosts).tolist()) == sorted(expected.tolist())
+
+
+def test_boosts_order_items_that_nobody_has_chosen() -> None:
+    items = ItemTable([*"abcd"], [*"abcd"], [("old",), (), ("new",), ("new", "late")], np.array([9, 0, 0, 0]))
+    catalogue = TrainedCatalogue(items, CategoryColumn(items.categories, TextSetColumn(4)))
+    for gain, expected in ((20.0, "dcab"), (0.7, "adcb")):
+        boosts = catalogue.build_boosts({"new": gain, "late": 0.1})
+        rows, scores = catalogue.popular_top_k(4, bitmap.empty(4), boosts)
+        assert "".join(items.ids.at(rows)) == expected
+        assert dict(zip(rows.tolist(), scores, strict=True))[1] == 0.5
 
 
 def test_a_boost_that_matches_no_item_scores_few_items(monkeypatch: pytest.MonkeyPatch) -> None:

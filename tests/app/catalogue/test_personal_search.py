@@ -92,7 +92,7 @@ def test_results_for_a_user_are_ranked_by_score_and_match_level(
     assert is_popular == (user_id == "nobody")
     scores = {item["item_id"]: item["score"] for item in plain["items"]}
     gained = {
-        name: scores[name] * float(np.exp(-one)) if is_popular else scores[name] - one
+        name: max(scores[name], 0.5) * float(np.exp(-one)) if is_popular else scores[name] - one
         for name, one in levels_of_learned(query, limit).items()
         if name in scores
     }
