@@ -19,7 +19,7 @@ from storage.records import (
 from storage.redis.connections.nodes import Argument, Command, storage_error
 from storage.redis.items.properties import register_tenant
 from storage.redis.layout.head import SEQ_DIGITS
-from storage.redis.layout.keys import states_of, user_of_state
+from storage.redis.layout.keys import states_of, user_of
 from storage.redis.layout.stream_entries import compact_json
 from storage.redis.session.redis_session import RedisSession
 
@@ -127,7 +127,7 @@ class RedisGenerations(GenerationRegistry):
             (stored,) = found
             if stored is not None and stored[:SEQ_DIGITS].isdigit():  # otherwise it has expired, or is damaged
                 through_seq = int(stored[:SEQ_DIGITS])
-                states.append(FoldedState(self._tenant, user_of_state(key).user_id, through_seq, stored[SEQ_DIGITS:]))
+                states.append(FoldedState(self._tenant, user_of(key).user_id, through_seq, stored[SEQ_DIGITS:]))
         return states
 
     async def pointers(self) -> TenantPointers:

@@ -6,13 +6,12 @@ before the end leaves a mark in the partition, and the copy. The next erasure in
 of the same user or of nobody, and so does the archiver before it has Redis rewrite its append-only file.
 """
 
-import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from storage.errors import StorageError
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import Head, MergeStage
-from storage.redis.layout.keys import User, erasing_key
+from storage.redis.layout.keys import User, erasing_key, user_of
 from storage.redis.log.lost_users import USER_IS_LOST
 from storage.redis.scripts.corrections import ERASE, REWRITE_LOG, erase_arguments, rewrite_arguments
 from storage.redis.session.redis_session import RedisSession
@@ -40,24 +39,38 @@ class RedisErasure:
 
         The heads that lead from the user to the others are removed last. So erasing the same user again, after a
         process died, finds the rest. Events posted for the user meanwhile may be logged for the others, who are then
-        erased again.
+        hidden again. If one of them is merged into somebody else meanwhile, everything is done again.
         """
         await self._session.require_open()
-        chain = await self._corrections.merge_chain(user)
+        while not await self._erase_chain(await self._corrections.merge_chain(user)):
+            pass
+
+    async def _erase_chain(self, chain: Sequence[User]) -> bool:
         await self._corrections.require_whole(*chain)
-        for link in reversed(chain):
-            await self._erase_with_aliases(link, chain)
-        for link in reversed(chain[1:]):
-            await self._hide(link)
-            await self._rewrite_log(link)
-            await self._corrections.wait_for_replicas(link)
+        targets = [*(link.user_id for link in chain[1:]), ""]
+        links = list(zip(chain, targets, strict=True))
+        for link, target in links[:0:-1]:
+            if not await self._erase_with_aliases(link, target, chain):
+                return False
+        for link, target in (links[0], *links[:0:-1]):
+            if not await self._hide_with_aliases(link, target, chain):
+                return False
+        for link in chain:
+            await self._remove_content(link)
+        return True
 
     async def erase_tenant(self, tenant: str) -> None:
         """Remove the tenant's items, scenarios, counts and generations; the audit log stays.
 
-        The generations go last, with the name of each after the keys that only it leads to.
+        First, complete what killed merges and erasures have left of users whom no log shows. The generations go last,
+        with the name of each after the keys that only it leads to.
         """
         await self._session.require_open()
+        async for found in self._session.servers.scan(self._session.keys.pattern_of_users(tenant)):
+            for user in {user for user in map(user_of, found) if user.tenant == tenant}:
+                await self.erase(user)
+        for number in range(self._session.keys.partitions):
+            await self._rewrite_log(self._session.keys.partition(number))
         keys, items = self._session.keys, self._session.keys.items(tenant)
         names = [name.decode() for name in await self._session.call("HKEYS", items.scenarios)]
         of_items = [items.version, items.changes, *items.parts, items.vectors, items.vector_bytes, items.property_types]
@@ -69,43 +82,68 @@ class RedisErasure:
         for key in (keys.experiment(tenant), keys.active(tenant), *live, keys.generations(tenant)):
             await self._session.call("UNLINK", key)
 
-    async def _erase_with_aliases(self, user: User, chain: Sequence[User]) -> None:
-        """Erase the user, after all users that were or are being merged into them, except those in the chain."""
-        while True:
-            for alias in await self._aliases(user):
-                if alias not in chain and await self._is_merged_into(alias, user):
-                    await self._erase_with_aliases(alias, chain)
-                elif alias not in chain:
-                    await self._rewrite_log(alias)  # an interrupted erasure may have left content behind
-            await self._hide(user)
-            erased = await self._aliases(user)
-            if not any([alias not in chain and await self._is_merged_into(alias, user) for alias in erased]):
-                break
-        if erased:
-            await self._session.call("SREM", user.aliases, *(alias.user_id for alias in erased))
-        await self._rewrite_log(user)  # last, because it takes longest: a kill leaves nothing that only its user finds
-        await self._corrections.wait_for_replicas(user)
+    async def _erase_with_aliases(self, user: User, target: str, chain: Sequence[User]) -> bool:
+        """Hide the user, as in `_hide_with_aliases`, and remove the content of the user's entries."""
+        if not await self._hide_with_aliases(user, target, chain):
+            return False
+        await self._remove_content(user)
+        return True
 
-    async def _hide(self, user: User) -> None:
-        tags = await self._session.registered_tags()
+    async def _hide_with_aliases(self, user: User, target: str, chain: Sequence[User]) -> bool:
+        """Erase the user's aliases, except those in the chain, and then hide the user, with the set of the aliases.
+
+        Only that set leads to the aliases, so it stays until they are erased. One may come back meanwhile and be
+        merged into the user again, so they are looked at again afterwards.
+
+        target   the user that this one may have been merged into, or nothing
+        returns  False if this one was merged into somebody else
+        """
+        aliases, is_hidden = await self._aliases(user), False
+        while not is_hidden:
+            for alias in aliases.difference(chain):
+                if await self._is_merged_into(alias, user):
+                    await self._erase_with_aliases(alias, user.user_id, chain)
+                else:
+                    await self._rewrite_log(alias.partition)  # an interrupted erasure may have left content behind
+            if Head.of(await self._session.call("GET", user.head)).merge_target not in ("", target):
+                return False
+            is_hidden = await self._hide(user, target, aliases)
+            added = await self._aliases(user)
+            aliases |= added
+            if added.difference(chain) or any(
+                [await self._is_merged_into(alias, user) for alias in aliases.difference(chain)]
+            ):
+                is_hidden = False
+        return True
+
+    async def _hide(self, user: User, target: str, aliases: Collection[User]) -> bool:
+        """Hide the user; return False if there are other aliases than these, or another target."""
         is_lost = await self._corrections.is_lost(user)
-        await self._session.write(ERASE, *erase_arguments(user, secrets.token_hex(8), tags, is_lost=is_lost))
+        tags = await self._session.registered_tags()
+        arguments = erase_arguments(user, target, aliases, tags=tags, is_lost=is_lost)
+        if not await self._session.write(ERASE, *arguments):
+            return False
         late = await self._session.registered_tags() - tags  # a generation may have written its first states meanwhile
         if late:
             await self._session.call("DEL", *map(user.state_of_tag, late))
+        return True
 
-    async def _rewrite_log(self, user: User) -> None:
-        """Return when the log of the user's partition contains no content that was erased before this call."""
-        key = erasing_key(user.partition)
+    async def _remove_content(self, user: User) -> None:
+        await self._rewrite_log(user.partition)  # takes longest
+        await self._corrections.wait_for_replicas(user)
+
+    async def _rewrite_log(self, partition: str) -> None:
+        """Return when the log of the partition contains no content that was erased before this call."""
+        key = erasing_key(partition)
         awaited = erasures = await self._session.call("ZRANGE", key, 0, -1)
         while set(awaited).intersection(erasures):
-            await self._session.write(REWRITE_LOG, *rewrite_arguments(user.partition, erasures))
+            await self._session.write(REWRITE_LOG, *rewrite_arguments(partition, erasures))
             erasures = await self._session.call("ZRANGE", key, 0, -1)
 
-    async def _aliases(self, user: User) -> list[User]:
+    async def _aliases(self, user: User) -> set[User]:
         """Return the users that were merged into this one, or are about to be."""
-        user_ids = sorted(await self._session.call("SMEMBERS", user.aliases))
-        return [self._session.keys.user(user.tenant, user_id.decode()) for user_id in user_ids]
+        user_ids = await self._session.call("SMEMBERS", user.aliases)
+        return {self._session.keys.user(user.tenant, user_id.decode()) for user_id in user_ids}
 
     async def _is_merged_into(self, alias: User, user: User) -> bool:
         """Return whether the alias was merged into the user; raise StorageError if Redis has lost the answer."""

@@ -16,7 +16,7 @@ from storage.redis.corrections.overwriting_entries import OVERTAKEN, Overwriting
 from storage.redis.corrections.partition_log import PartitionLog
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import SEQ_DIGITS, Head
-from storage.redis.layout.keys import ALL_STATES, User, tag_of_state, user_of_state
+from storage.redis.layout.keys import ALL_STATES, User, tag_of_state, user_of
 from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
 from storage.redis.log.user_log import STREAM_PAGE, UserLog
 from storage.redis.scripts.corrections import REPAIR
@@ -247,7 +247,7 @@ class LogRepair:
             commands = [
                 Command.of("GET", key)
                 for state in states  # read the head last, so that a state is never ahead of it
-                for key in (state, user_of_state(state).head)
+                for key in (state, user_of(state).head)
             ]
             replies = iter(await self._session.servers.execute_all(commands))
             for state, value, head in zip(states, replies, replies, strict=True):
@@ -257,7 +257,7 @@ class LogRepair:
                     sizes[tag][size] += 1
                 if size is None or size != sizes[tag].most_common(1)[0][0]:
                     await self._session.call("UNLINK", state)
-                    users |= set() if head is None else {user_of_state(state).head}
+                    users |= set() if head is None else {user_of(state).head}
         return len(users)
 
 

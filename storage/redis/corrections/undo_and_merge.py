@@ -32,7 +32,7 @@ from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import Entry, index_member
 from storage.redis.log.lost_users import LostUsers
 from storage.redis.log.user_log import UserLog
-from storage.redis.scripts.corrections import APPEND, MARK_MERGE, append_arguments, mark_merge_arguments
+from storage.redis.scripts.corrections import APPEND, MARK_MERGE, NOTE_ALIAS, append_arguments, mark_merge_arguments
 from storage.redis.scripts.events import COMMIT, commit_arguments
 from storage.redis.scripts.user_properties import PUT_USER_PROPERTIES, put_properties_keys
 from storage.redis.session.redis_session import RedisSession
@@ -120,7 +120,8 @@ class RedisCorrections:
             value = await self._head(visitor)
             await self._require_known({visitor: value, target: await self._head(target)})
             if Head.of(value).merge is None:
-                await self._require_mergeable_size(visitor)
+                if len([entry async for entry in self._log.entries(visitor, limit=MAX_MERGED + 1)]) > MAX_MERGED:
+                    raise MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
                 is_proposed = await self._mark(visitor, value, MergeStage.PROPOSED, target.user_id)
             if not is_proposed:
                 await _pause()
@@ -181,28 +182,32 @@ class RedisCorrections:
         direct = self._target(visitor, decided)
         log = [entry.record async for entry in self._log.entries(visitor)]
         properties = await self._session.call("HGET", visitor.properties, visitor.name)
-        await self._session.call("SADD", direct.aliases, visitor.user_id)
         for _ in _attempts():
+            is_noted = await self._note_alias(direct, visitor, decided.newest)
             target = await self.resolve(direct)
             # In this order: an erasure removes the visitor first and then the user. A user erased before the first
             # read has no mark at the second, or a different one. A user erased later has a different head, or the
             # partition a different newest entry, when the copies are appended.
             seq, value = await self._session.call("MGET", target.seq, target.head)
             visitors_value = await self._head(visitor)
-            head = Head.of(visitors_value)
-            if (head.merge, head.newest) != (MergeStage.DECIDED, decided.newest):
-                if head.merge is None:
-                    await self._session.call("SREM", direct.aliases, visitor.user_id)
+            if not _is_decided(visitors_value, decided.newest):
                 return
-            if await self._fill_properties(target, value, seq, properties) and await self._append_missing(
-                target, value, seq, log
-            ):
+            is_filled = is_noted and await self._fill_properties(target, value, seq, properties)
+            if is_filled and await self._append_missing(target, value, seq, log):
                 # Otherwise a failover could keep the mark of the completed merge but lose the copied entries.
                 await self.wait_for_replicas(target)
-                await self._mark(visitor, visitors_value, MergeStage.DONE, head.merge_target)
+                await self._mark(visitor, visitors_value, MergeStage.DONE, decided.merge_target)
                 return
             await _pause()
         raise StorageUnavailable(CONTENTION, "contention")
+
+    async def _note_alias(self, user: User, visitor: User, newest: int) -> bool:
+        """Note an alias before an erasure of it, which ends with one of the user; return False if that is too late."""
+        seq, value = await self._session.call("MGET", user.seq, user.head)
+        if not _is_decided(await self._head(visitor), newest):
+            return False
+        arguments: list[Argument] = [value or b"", seq or b"0", visitor.user_id]
+        return bool(await self._session.write(NOTE_ALIAS, [user.seq, user.head, user.aliases], arguments))
 
     async def _fill_properties(
         self, target: User, value: bytes | None, seq: bytes | None, properties: bytes | None
@@ -265,11 +270,6 @@ class RedisCorrections:
 
         return known.union(compress(rest, await self._archive.read(archived)))
 
-    async def _require_mergeable_size(self, visitor: User) -> None:
-        log = [entry async for entry in self._log.entries(visitor, limit=MAX_MERGED + 1)]
-        if len(log) > MAX_MERGED:
-            raise MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
-
     async def _mark(
         self, user: User, value: bytes | None, stage: MergeStage | None, target: str = "", last: Entry | None = None
     ) -> bool:
@@ -292,6 +292,12 @@ class RedisCorrections:
 
     def _target(self, user: User, head: Head) -> User:
         return self._session.keys.user(user.tenant, head.merge_target)
+
+
+def _is_decided(value: bytes | None, newest: int) -> bool:
+    """Return whether the head of a visitor still has the merge that was decided with that entry, not completed."""
+    head = Head.of(value)
+    return (head.merge, head.newest) == (MergeStage.DECIDED, newest)
 
 
 def _attempts() -> Iterator[None]:

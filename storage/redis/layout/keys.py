@@ -134,6 +134,10 @@ class Keyspace:
         """Return the SCAN pattern of the keys of partitions that begin so behind the hash tag; see `begins_with`."""
         return f"{_escaped(self.prefix)}:{{p*}}:{beginning}*"
 
+    def pattern_of_users(self, tenant: str) -> str:
+        """Return the SCAN pattern of all keys of the tenant's users; see `user_of`."""
+        return self.pattern(f"*:{quote(tenant, safe='')}/")
+
     def partition(self, number: int) -> str:
         """Return the prefix of the partition's keys, with the hash tag."""
         return f"{self.prefix}:{{p{number}}}"
@@ -195,10 +199,11 @@ def begins_with(beginning: str, key: str) -> bool:
     return key.partition("}:")[2].startswith(beginning)
 
 
-def user_of_state(key: str) -> User:
-    """Return the user whose state has this key."""
-    partition, _, rest = key.partition(":state:")
-    return User(partition, rest.partition(":")[2])
+def user_of(key: str) -> User:
+    """Return the user whose head, index, aliases or state has this key."""
+    partition, _, rest = key.partition("}:")
+    kind, _, name = rest.partition(":")
+    return User(f"{partition}}}", name.partition(":")[2] if f"{kind}:" == ALL_STATES else name)
 
 
 def tag_of_state(key: str) -> str:

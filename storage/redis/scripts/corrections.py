@@ -1,8 +1,10 @@
 """The scripts that change which events count, and for which user."""
 
+import secrets
 from collections.abc import Iterable, Sequence
 
 from storage.redis.connections.nodes import Argument
+from storage.redis.layout.head import MERGE_MARK
 from storage.redis.layout.keys import User, erased_index_key, erasing_key, log_key, scratch_key
 from storage.redis.layout.stream_entries import Entry, compact_json
 from storage.redis.scripts.script import Script
@@ -10,13 +12,22 @@ from storage.state.event import digest
 
 REWRITTEN_AT_ONCE = 250  # entries, which block Redis for about 2 ms
 
-# Erases a user, and logs the erasure. The log of the partition still has the content of the user's entries then. The
-# index of these entries is set aside until REWRITE_LOG has removed the content. If there is nothing to erase, an empty
-# entry is logged nevertheless: an APPEND whose caller has already read the log is rejected, and a number without an
-# entry would count as a loss.
-ERASE = Script("""
+# Erases a user with the aliases that the caller knows, and logs the erasure. Does nothing if there is another alias, or
+# the user was merged into somebody else than the caller knows: only the user leads to them. The log of the partition
+# still has the content of the user's entries. The index of these entries is set aside until REWRITE_LOG has removed
+# the content. If there is nothing to erase, an empty entry is logged nevertheless: an APPEND whose caller has already
+# read the log is rejected, and a number without an entry would count as a loss.
+ERASE = Script(f"""
 -- KEYS  seq, log, erasing, erased index, properties, aliases, head, index; states
--- ARGV  what to log, name of the erasure, 1 where only the archive has anything of the user, user
+-- ARGV  what to log, name of the erasure, 1 where only the archive has anything of the user, user, the one that this
+--       user may have been merged into; known aliases
+local target = string.sub(redis.call('GET', KEYS[7]) or '', {MERGE_MARK + 2})
+if target ~= '' and target ~= ARGV[5] then return 0 end
+local is_known = {{}}
+for arg = 6, #ARGV do is_known[ARGV[arg]] = true end
+for _, alias in ipairs(redis.call('SMEMBERS', KEYS[6])) do
+    if not is_known[alias] then return 0 end
+end
 local time = redis.call('TIME')
 local seq = redis.call('INCRBY', KEYS[1], 1)
 local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
@@ -25,7 +36,7 @@ redis.call('XADD', KEYS[2], id, 'x', is_there and ARGV[1] or '')
 if not is_there then return id end
 redis.call('ZADD', KEYS[3], 0, ARGV[2])
 if redis.call('EXISTS', KEYS[8]) == 1 then redis.call('RENAME', KEYS[8], KEYS[4]) end
-redis.call('UNLINK', unpack(KEYS, 7))
+redis.call('UNLINK', unpack(KEYS, 6))
 return id
 """)
 
@@ -124,6 +135,16 @@ end
 return id
 """)
 
+# Adds an alias to a user's, if the user's log is as the caller has read it; without a head, as in APPEND.
+NOTE_ALIAS = Script("""
+-- KEYS  seq, head, aliases
+-- ARGV  believed head and SEQ of the partition's newest entry; the alias
+local head = redis.call('GET', KEYS[2]) or ''
+if head ~= ARGV[1] or (head == '' and (redis.call('GET', KEYS[1]) or '0') ~= ARGV[2]) then return 0 end
+redis.call('SADD', KEYS[3], ARGV[3])
+return 1
+""")
+
 # Continues a partition's numbers after another one, and moves entries with later numbers to a key of their own, if the
 # log is as the caller has read it.
 SET_ASIDE = Script("""
@@ -154,13 +175,13 @@ return 1
 
 
 def erase_arguments(
-    user: User, erasure: str, tags: Iterable[str], *, is_lost: bool
+    user: User, target: str, aliases: Iterable[User], *, tags: Iterable[str], is_lost: bool
 ) -> tuple[list[str], list[Argument]]:
     """Return KEYS and ARGV of ERASE."""
-    logged = compact_json((user.tenant, digest(user.user_id).hex()))
+    erasure, logged = secrets.token_hex(8), compact_json((user.tenant, digest(user.user_id).hex()))
     keys = [user.seq, user.log, erasing_key(user.partition), erased_index_key(user.partition, erasure)]
     keys += [user.properties, user.aliases, user.head, user.id_index, *map(user.state_of_tag, tags)]
-    return keys, [logged, erasure, int(is_lost), user.name]
+    return keys, [logged, erasure, int(is_lost), user.name, target, *(alias.user_id for alias in aliases)]
 
 
 def rewrite_arguments(partition: str, erasures: Sequence[bytes]) -> tuple[list[str], list[Argument]]:

@@ -15,6 +15,7 @@ import pytest
 
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
+from storage.redis.scripts.corrections import NOTE_ALIAS
 from storage.state.corrections import posted_as
 from storage.state.event import Merge
 from tests.storage.contract.fold_checks import assert_state_is_fold_of_log, log_of
@@ -266,7 +267,7 @@ class TestOvertaken:
                 async def erase_and_merge_again() -> None:
                     await fast.erase("main", "visitor")
                     await fast.append("main", [click("new", "visitor")])
-                    overtake(monkeypatch, "SADD", dies)  # which is the first step of copying
+                    overtake(monkeypatch, NOTE_ALIAS.sha, dies)  # which is the first step of copying
                     with pytest.raises(StorageUnavailable):
                         await fast.merge("main", "u", "visitor")
 

@@ -1,0 +1,160 @@
+"""What is left in Redis of those who are erased, when an erasure or a merge is killed before any of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from storage.errors import StorageUnavailable
+from storage.maintenance.tenants import erase_tenant
+from storage.redis.store import RedisStore
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.overtaken import DyingAfter, OvertakenAt
+from tests.storage.redis.servers import RedisServer, new_server
+from tests.storage.redis.stores import opened
+
+MAX_STEPS = 200
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    server = new_server("redis-server", "--appendfsync", "no", "--rdbcompression", "no")
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def two_stores(server: RedisServer, partitions: int = 8) -> AsyncIterator[tuple[RedisStore, RedisStore]]:
+    """The store of a process that is killed, and that of another one."""
+    async with opened(server.url, partitions=partitions) as killed, opened(server.url, partitions=partitions) as other:
+        yield killed, other
+
+
+def traces(server: RedisServer, tenant: str) -> list[bytes]:
+    """Whatever has one of the tenant's users, whose names begin with it, in its key, a field or its value."""
+    found = [key + b" " + server.client.dump(key) for key in server.client.scan_iter()]
+    return [one for one in found if f"{tenant}-".encode() in one]
+
+
+def is_visible(server: RedisServer, tenant: str, name: str) -> bool:
+    """Whether the user is still there, as a user or as another name of one."""
+    return bool(server.client.keys(f"*:head:{tenant}/{tenant}-{name}"))
+
+
+async def fill(store: RedisStore, tenant: str) -> None:
+    """A user; two visitors who became the user, one of them with nothing but properties; one who became the first."""
+    await store.append(tenant, [click("e", f"{tenant}-{name}") for name in ("user", "visitor", "earlier")])
+    for name in ("user", "visitor", "earlier", "silent"):
+        await store.properties.put_of_user(tenant, f"{tenant}-{name}", {"name": f"{tenant}-{name}"})
+    for name, into in (("earlier", "visitor"), ("visitor", "user"), ("silent", "user")):
+        await store.merge(tenant, f"{tenant}-{into}", f"{tenant}-{name}")
+
+
+async def killed_at(step: int, store: RedisStore, work: Callable[[], Awaitable[object]]) -> bool:
+    """Kill the work before that step; return whether it has so many."""
+    with DyingAfter(store, step) as died, suppress(StorageUnavailable):
+        await work()
+    return bool(died)
+
+
+@pytest.mark.parametrize("asked_for", ["user", "earlier"])
+@pytest.mark.parametrize("goes_on", ["the same erasure", "another erasure", "erasure of the tenant"])
+async def test_whoever_goes_on_after_a_killed_erasure_leaves_nothing(
+    server: RedisServer, goes_on: str, asked_for: str
+) -> None:
+    async with two_stores(server, 1 if goes_on == "another erasure" else 8) as (killed, other):
+        for step in range(MAX_STEPS):
+            tenant = f"t{step}"
+            await fill(other, tenant)
+            has_died = await killed_at(step, killed, lambda: killed.erase(tenant, f"{tenant}-{asked_for}"))  # noqa: B023
+            match goes_on:
+                case "the same erasure":
+                    await other.erase(tenant, f"{tenant}-{asked_for}")
+                case "another erasure":
+                    await other.erase(tenant, "nobody")
+                case _:
+                    await erase_tenant(other, tenant)
+            if goes_on != "another erasure" or not is_visible(server, tenant, asked_for):
+                assert traces(server, tenant) == [], step
+            if not has_died:
+                assert step > 10
+                return
+    raise AssertionError("there is no end to the steps")
+
+
+@pytest.mark.parametrize("goes_on", ["the same erasure", "erasure of the tenant"])
+async def test_a_merge_during_an_erasure_that_is_killed_then_leaves_nothing(server: RedisServer, goes_on: str) -> None:
+    async with two_stores(server) as (killed, other):
+        for step in range(MAX_STEPS):
+            tenant = f"t{step}"
+            user_id, newcomer = f"{tenant}-user", f"{tenant}-newcomer"
+            await fill(other, tenant)
+            await other.append(tenant, [click("e", newcomer)])
+            with OvertakenAt(killed, step, lambda: other.merge(tenant, user_id, newcomer)) as overtaken:  # noqa: B023
+                await killed_at(step + 1, killed, lambda: killed.erase(tenant, user_id))  # noqa: B023
+            if not overtaken:
+                assert step > 10
+                return
+            await overtaken.end()
+            await (other.erase(tenant, user_id) if goes_on == "the same erasure" else erase_tenant(other, tenant))
+            assert traces(server, tenant) == [], step
+    raise AssertionError("there is no end to the steps")
+
+
+@pytest.mark.parametrize("has_events", [True, False], ids=["", "the visitor has no events"])
+async def test_nothing_is_left_of_a_killed_merge_by_erasing_its_tenant(server: RedisServer, has_events: bool) -> None:
+    async with two_stores(server) as (killed, other):
+        for step in range(MAX_STEPS):
+            tenant = f"t{step}"
+            user_id, visitor = f"{tenant}-user", f"{tenant}-visitor"
+            await other.append(tenant, [click("e", visitor)] if has_events else [])
+            has_died = await killed_at(step, killed, lambda: killed.merge(tenant, user_id, visitor))  # noqa: B023
+            await erase_tenant(other, tenant)
+            assert traces(server, tenant) == [], step
+            if not has_died:
+                assert step > 5
+                return
+    raise AssertionError("there is no end to the steps")
+
+
+@pytest.mark.parametrize("erased", ["user", "visitor"])
+async def test_a_merge_that_is_killed_after_an_erasure_leaves_no_alias(server: RedisServer, erased: str) -> None:
+    """Unless there is a head, by which somebody goes on with the merge."""
+    async with two_stores(server) as (killed, other):
+        for step in range(MAX_STEPS):
+            for later in range(1, 6):
+                tenant = f"t{step}.{later}"
+                user_id, visitor = f"{tenant}-user", f"{tenant}-visitor"
+                await other.append(tenant, [click("e", user_id), click("e", visitor)])
+                with OvertakenAt(killed, step, lambda: other.erase(tenant, f"{tenant}-{erased}")) as overtaken:  # noqa: B023
+                    await killed_at(step + later, killed, lambda: killed.merge(tenant, user_id, visitor))  # noqa: B023
+                if overtaken:
+                    await overtaken.end()
+                if not any(is_visible(server, tenant, name) for name in ("user", "visitor")):
+                    assert traces(server, tenant) == [], (step, later)
+            if not overtaken:
+                assert step > 5
+                return
+    raise AssertionError("there is no end to the steps")
+
+
+async def test_an_erasure_of_a_visitor_who_is_merged_meanwhile_erases_the_user_too(server: RedisServer) -> None:
+    async with two_stores(server) as (slow, other):
+        for step in range(MAX_STEPS):
+            tenant = f"t{step}"
+            user_id, visitor = f"{tenant}-user", f"{tenant}-visitor"
+            await other.append(tenant, [click("e", user_id), click("e", visitor)])
+            with OvertakenAt(slow, step, lambda: other.merge(tenant, user_id, visitor)) as overtaken:  # noqa: B023
+                await slow.erase(tenant, visitor)
+            if not overtaken:
+                assert step > 5
+                return
+            await overtaken.end()
+            left = [entry.record.user_id for entry in await other.events(tenant, user_id)]
+            assert left in ([], [user_id])
+            assert not left or not any(f"{visitor}/".encode() in one for one in traces(server, tenant))
+            if not left and not is_visible(server, tenant, "visitor"):
+                assert traces(server, tenant) == [], step
+    raise AssertionError("there is no end to the steps")
