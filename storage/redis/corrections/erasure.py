@@ -46,15 +46,17 @@ class RedisErasure:
             pass
 
     async def _erase_chain(self, chain: Sequence[User]) -> bool:
+        """Erase the users of a merge chain; return False if one was merged into somebody else, before the first is."""
         await self._corrections.require_whole(*chain)
-        targets = [*(link.user_id for link in chain[1:]), ""]
-        links = list(zip(chain, targets, strict=True))
-        for link, target in links[:0:-1]:
+        first, *others = zip(chain, [*(link.user_id for link in chain[1:]), ""], strict=True)
+        for link, target in reversed(others):
             if not await self._erase_with_aliases(link, target, chain):
                 return False
-        for link, target in (links[0], *links[:0:-1]):
+        if not await self._hide_with_aliases(*first, chain):
+            return False
+        for link, target in reversed(others):
             if not await self._hide_with_aliases(link, target, chain):
-                return False
+                await self.erase(link)
         for link in chain:
             await self._remove_content(link)
         return True
