@@ -99,16 +99,19 @@ class GroupCommit(Generic[RequestT]):
         group: list[RequestT] = []
         passed: list[RequestT] = []
         size = 0
-        while self._waiting and size < self._max_size:
-            request = self._waiting.popleft()
+        for request in self._waiting:
             if request.key in self._keys:
                 passed.append(request)
             else:
                 group.append(request)
                 size += request.size
+            if size >= self._max_size:
+                break
         if len(self.tasks) > 1 and (size < self._max_size or not self._may_overlap):
             self._may_overlap = False  # until a group is done
-            passed, group, size = passed + group, [], 0
+            return []
+        for _ in range(len(group) + len(passed)):
+            self._waiting.popleft()
         self._waiting.extendleft(reversed(passed))
         self.waiting_size -= size
         return group

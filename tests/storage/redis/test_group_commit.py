@@ -119,6 +119,21 @@ def test_each_request_is_answered_once_and_in_the_order_of_its_key(keys: int, re
     asyncio.run(law())
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_rare_keys_keep_their_places_among_requests_of_a_busy_one(seed: int) -> None:
+    async def law() -> None:
+        rng = random.Random(seed)
+        groups = Groups(rng)
+        commit = GroupCommit(groups.work, max_size=MAX_SIZE, max_groups=MAX_GROUPS)
+        keys = ["busy"] * 200 + [f"rare-{number}" for number in range(MAX_SIZE - 1)]  # which never fill a group
+        rng.shuffle(keys)
+        requests = [Numbered(key, 0) for key in keys]
+        await put_in_bursts(rng, commit, requests)
+        assert groups.answered == requests
+
+    asyncio.run(law())
+
+
 def test_groups_that_are_not_full_wait_for_each_other() -> None:
     async def law() -> None:
         groups = Groups(random.Random(0))
