@@ -142,7 +142,7 @@ class ServerTrust:
             if entry_id is not None and (number := _partition_of(key)) is not None
         }
         for key, entry in logged.items():
-            if self._newest.is_known(*entry) and (url := self._servers.slots.node_of(key)) in self._known:
+            if self._newest.is_ahead_of(*entry) and (url := self._servers.slots.node_of(key)) in self._known:
                 # another call was faster, or the log continued after losing entries
                 self._known[url].process, self._known[url].examine_at_s = None, 0.0
         refused: dict[str, StorageError] = {}

@@ -26,6 +26,13 @@ class NewestEntries:
         """Return whether this entry or a newer one is known."""
         return partition in self._known and _seq(entry_id) <= _seq(self._known[partition])
 
+    def is_ahead_of(self, partition: int, entry_id: str) -> bool:
+        """Return whether another entry with the same or a higher number is known.
+
+        The entry itself may be known before the reply to its commit, because a check has found it in the log.
+        """
+        return self.is_known(partition, entry_id) and self._known[partition] != entry_id
+
     def forget(self) -> None:
         """Forget all entries, which are no longer required."""
         self._known.clear()
