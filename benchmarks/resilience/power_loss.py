@@ -12,6 +12,7 @@ from benchmarks.resilience.environment import EnvironmentOptions, ScenarioSettin
 from benchmarks.resilience.scenario import Scenario, console, scenario
 
 SYNC_S = 0.02  # between a write and the end of its sync there is something to lose
+SLOW_SYNC_S = 1.5  # longer than a moment: what was just acknowledged is not synced
 MOMENT_S = (0.0, 1.0)  # after something was acknowledged
 
 
@@ -31,7 +32,7 @@ async def power_cuts(settings: ScenarioSettings, cuts: int, *, everysec: bool) -
     ) as run:
         machine = run.environment.machine
         assert machine is not None
-        machine.slow_syncs(SYNC_S)
+        machine.slow_syncs(SLOW_SYNC_S if everysec else SYNC_S)
         async with run.under_load():
             changed = sum([await _cut(run, machine, rng, loses=everysec) for _ in range(cuts)])
         console.print(f"{machine.syncs:,} syncs; power cuts changed {changed:,} files")
