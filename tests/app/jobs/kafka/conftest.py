@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,9 @@ def consume(brokers: MockBrokers, topic: str, tmp_path: Path) -> Iterator[Callab
     """Start a consumer of the topic that posts to a service."""
     started: list[ConsumerProcess] = []
 
-    def start(service: Process | str, *options: object) -> ConsumerProcess:
+    def start(service: Process | str, *options: object, **settings: Any) -> ConsumerProcess:
         url = service if isinstance(service, str) else service.url
-        started.append(ConsumerProcess(tmp_path, brokers.addresses, topic, url, *options))
+        started.append(ConsumerProcess(tmp_path, brokers.addresses, topic, url, *options, **settings))
         return started[-1]
 
     yield start

@@ -17,7 +17,14 @@ from benchmarks.harness.service_process import free_port
 from benchmarks.kafka.brokers import FETCH, HEARTBEAT, OFFSET_COMMIT, MockBrokers
 from storage.state.event import Event
 from tests.app.conftest import item_id, logged_events
-from tests.app.jobs.kafka.topics import ConsumerProcess, group_lag, headers_of, produce, read_all
+from tests.app.jobs.kafka.topics import (
+    PATIENT_PROPERTIES,
+    ConsumerProcess,
+    group_lag,
+    headers_of,
+    produce,
+    read_all,
+)
 from tests.app.service_process import Process
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -72,7 +79,7 @@ def test_records_are_logged_and_invalid_ones_become_dead_letters(
     ]
     good = list(events(60))
     produce(brokers.addresses, topic, [*good[:30], *poison[:4], *good[30:], *poison[4:]])
-    consumer = consume(launch())
+    consumer = consume(launch(), properties=PATIENT_PROPERTIES)
     settled(brokers, topic, consumer)
     metrics = consumer.metrics()
     assert consumer.end() == 0, consumer.log()
@@ -100,7 +107,7 @@ def test_refused_records_leave_the_others_in_order(
         for one in ([pair, ("user-1", {})] if number % 4 == 0 else [pair])
     ]
     produce(brokers.addresses, topic, mixed)
-    consumer = consume(launch())
+    consumer = consume(launch(), properties=PATIENT_PROPERTIES)
     settled(brokers, topic, consumer)
     assert consumer.end() == 0, consumer.log()
     require_each_once(model_dir, state, 400)

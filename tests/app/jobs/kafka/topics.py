@@ -21,12 +21,14 @@ from tests.waiting import PATIENCE_S, wait_until
 ROOT = Path(__file__).parents[4]
 PARTITIONS = 4
 # whoever is killed is missed soon, and finds its way back soon
-PROPERTIES = """
-session.timeout.ms=1500
-heartbeat.interval.ms=300
-reconnect.backoff.ms=10
-reconnect.backoff.max.ms=100
-"""
+PROPERTIES = {
+    "session.timeout.ms": 1_500,
+    "heartbeat.interval.ms": 300,
+    "reconnect.backoff.ms": 10,
+    "reconnect.backoff.max.ms": 100,
+}
+# whoever is busy for seconds is not missed, and does nothing twice
+PATIENT_PROPERTIES = PROPERTIES | {"session.timeout.ms": 200_000}
 
 
 def produce(addresses: str, topic: str, records: Iterable[tuple[str | bytes | None, Any]]) -> None:
@@ -121,13 +123,21 @@ class Command:
 class ConsumerProcess(Command):
     """``lisarec consume`` with a consumer group named after the topic."""
 
-    def __init__(self, directory: Path, addresses: str, topic: str, url: str, *options: object) -> None:
-        properties = directory / "properties"
-        properties.write_text(PROPERTIES)
+    def __init__(
+        self,
+        directory: Path,
+        addresses: str,
+        topic: str,
+        url: str,
+        *options: object,
+        properties: Mapping[str, object] = PROPERTIES,
+    ) -> None:
+        file = directory / "properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
         super().__init__(
             directory / f"{topic}.log",
             *("consume", "--brokers", addresses, "--topic", topic, "--group", topic, "--url", url),
-            *("--dead-letters", f"{topic}-dead", "--properties", properties, "--linger", 0.02, *options),
+            *("--dead-letters", f"{topic}-dead", "--properties", file, "--linger", 0.02, *options),
         )
 
 
