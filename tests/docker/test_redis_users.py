@@ -104,7 +104,9 @@ def test_an_invalid_password_file_is_refused(folders: tuple[Path, Path, Path], g
 
 def may_log_in(port: int, user: str, password: str) -> bool:
     try:
-        with redis.Redis(port=port, username=user, password=password, retry=Retry(NoBackoff(), 0)) as client:
+        with redis.Redis(
+            port=port, username=user, password=password, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S
+        ) as client:
             return bool(client.ping())
     except redis.AuthenticationError:
         return False
@@ -123,7 +125,7 @@ def test_a_password_change_keeps_existing_connections(tmp_path: Path) -> None:
     server = start_redis(redis_command(program("redis-server"), data_directory(tmp_path), users, port), log)
     try:
         wait_until(lambda: answers_ping(users, port), log.read_text)
-        with redis.Redis.from_url(users.url(port), retry=Retry(NoBackoff(), 0)) as lasting:
+        with redis.Redis.from_url(users.url(port), retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S) as lasting:
             connection = lasting.client_id()
             following = folders[2] / "redis_password.next"
             following.write_text("another one\n")
@@ -155,7 +157,9 @@ def test_admin_and_replica_passwords_change_while_a_replica_follows(tmp_path: Pa
             subprocess.run(["sh", REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
 
     def as_admin(port: int, *command: str | int) -> Any:
-        with redis.Redis.from_url(make_users(tmp_path).admin_url(port), retry=Retry(NoBackoff(), 0)) as client:
+        with redis.Redis.from_url(
+            make_users(tmp_path).admin_url(port), retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S
+        ) as client:
             return client.execute_command(*command)
 
     with ExitStack() as stack:

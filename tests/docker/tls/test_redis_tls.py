@@ -167,7 +167,7 @@ def answers_healthcheck(users: RedisUsers, port: int) -> bool:
 
 
 def refuses_plain_connections(users: RedisUsers, port: int) -> bool:
-    with redis.Redis.from_url(users.admin_url(port), retry=Retry(NoBackoff(), 0)) as plain:
+    with redis.Redis.from_url(users.admin_url(port), retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S) as plain:
         with pytest.raises(redis.ConnectionError):
             plain.ping()
         return True

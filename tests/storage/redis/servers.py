@@ -34,6 +34,7 @@ from benchmarks.harness.compose import RedisUsers, make_users, node_command, red
 from benchmarks.harness.redis_cluster import ClusterAdmin, command, free_node_port, wait_until
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import MEMORY
+from tests.waiting import PATIENCE_S
 
 START_TIMEOUT_S = 600.0
 # Where one is missing its tests are skipped, and in CI fail.
@@ -146,7 +147,9 @@ class RedisServer:
         users = redis_users()
         self._command = make_command(binary, self.directory, users, self.port, *options)
         self.url = users.url(self.port)
-        self.client: Any = redis.Redis.from_url(users.admin_url(self.port), retry=Retry(NoBackoff(), 0), protocol=2)
+        self.client: Any = redis.Redis.from_url(
+            users.admin_url(self.port), retry=Retry(NoBackoff(), 0), protocol=2, socket_timeout=PATIENCE_S
+        )
         atexit.register(self.stop)
         # the kernel's signal at a parent's death would also come when the thread ends that has started the server
         self._watchdog = subprocess.Popen(["sh", "-c", WATCHDOG, self._directory.name], stdin=subprocess.PIPE)
@@ -286,7 +289,7 @@ class RedisCluster:
         between()
         while keys := command(source.client, "CLUSTER", "GETKEYSINSLOT", slot, 1):
             as_admin = ("AUTH2", "admin", redis_users().admin_password)
-            command(source.client, "MIGRATE", "127.0.0.1", target.port, keys[0], 0, 5000, *as_admin)
+            command(source.client, "MIGRATE", "127.0.0.1", target.port, keys[0], 0, round(PATIENCE_S * 1e3), *as_admin)
             between()
         for node in (target, source, *self.primaries):
             command(node.client, "CLUSTER", "SETSLOT", slot, "NODE", names[target])
