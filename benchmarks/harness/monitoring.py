@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 import yaml
 
 from benchmarks.harness.compose import ROOT
-from benchmarks.harness.service_process import fetch, free_port, wait_until_ready
+from benchmarks.harness.service_process import END_TIMEOUT_S, fetch, free_port, wait_until_ready
 from benchmarks.harness.topology import Topology, program
 
 ARCHIVE = "archive"
@@ -101,7 +101,7 @@ def monitored(
         finally:
             for process in processes:
                 process.terminate()
-                process.wait(timeout=30)
+                process.wait(timeout=END_TIMEOUT_S)
 
 
 def _job(job: dict[str, Any], names_url: str, own: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # these import torch, which the processes that only send requ
     from app.settings import Settings
 
 START_TIMEOUT_S = 600.0  # for a machine that runs thirty other processes
+END_TIMEOUT_S = ANSWER_TIMEOUT_S = 200.0  # for the same one
 LISTENING_PORTS = 10_000, 20_000
 
 _holders: deque[int] = deque(maxlen=512)  # file descriptors, which close when the process ends
@@ -56,7 +57,7 @@ def inherited_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
 
 
-def fetch(url: str, timeout_s: float = 5.0) -> httpx.Response:
+def fetch(url: str, timeout_s: float = ANSWER_TIMEOUT_S) -> httpx.Response:
     """Return the response to a GET over plain HTTP; raise httpx.TransportError if there is none.
 
     The client does not load the TLS root certificates, which would take 25 ms of CPU time for each request.
@@ -95,7 +96,7 @@ def running_process(command: Sequence[str], url: str, **options: Any) -> Iterato
         yield process
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=END_TIMEOUT_S)
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], path: str = "/readyz") -> None:

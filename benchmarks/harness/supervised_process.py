@@ -13,12 +13,10 @@ from pathlib import Path
 from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.redis_cluster import Admin
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
-from benchmarks.harness.service_process import inherited_environment
+from benchmarks.harness.service_process import END_TIMEOUT_S, START_TIMEOUT_S, inherited_environment
 from benchmarks.harness.topology import answers_ping
 
 RESTART_AFTER_S = 0.2
-END_WITHIN_S = 40.0
-START_WITHIN_S = 120.0
 
 
 class SupervisedProcess:
@@ -42,7 +40,7 @@ class SupervisedProcess:
         """Start the process and wait until it is ready."""
         self._may_run.set()
         self._supervisor = self._supervisor or asyncio.create_task(self._supervise())
-        await self.is_ready_within(START_WITHIN_S)
+        await self.is_ready_within(START_TIMEOUT_S)
 
     async def is_ready_within(self, seconds: float) -> None:
         """Wait until the process is ready; raise TimeoutError if it takes too long."""
@@ -85,7 +83,7 @@ class SupervisedProcess:
         self._may_run.clear()
         self.send(signal.SIGCONT)
         self.send(number)
-        async with asyncio.timeout(END_WITHIN_S):
+        async with asyncio.timeout(END_TIMEOUT_S):
             while self.is_running():
                 await asyncio.sleep(0.005)
 

@@ -34,7 +34,14 @@ from rich.console import Console
 
 from benchmarks.harness.compose import ROOT, make_users, redis_command
 from benchmarks.harness.redis_cluster import Admin
-from benchmarks.harness.service_process import fetch, free_port, inherited_environment, is_ready, wait_for
+from benchmarks.harness.service_process import (
+    END_TIMEOUT_S,
+    fetch,
+    free_port,
+    inherited_environment,
+    is_ready,
+    wait_for,
+)
 
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 
@@ -189,7 +196,7 @@ class Topology:
         for replica in replicas:
             replica.process.terminate()
         for replica in replicas:
-            status = replica.process.wait(timeout=STOP_TIMEOUT_S)
+            status = replica.process.wait(timeout=END_TIMEOUT_S)
             self.names.addresses.discard(replica.address)
             if status != 0:
                 raise RuntimeError(f"replica {replica.address} ended with {status}")

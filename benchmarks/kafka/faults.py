@@ -31,7 +31,7 @@ from app.settings import StoreSettings
 from benchmarks import machine
 from benchmarks.harness.faults.tcp_proxy import Address, TcpProxy
 from benchmarks.harness.fork_server import fork_server
-from benchmarks.harness.service_process import free_port
+from benchmarks.harness.service_process import START_TIMEOUT_S, free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_ready
 from benchmarks.harness.topology import redis_server
 from benchmarks.kafka.brokers import FETCH, HEARTBEAT, OFFSET_COMMIT, MockBrokers, mock_brokers
@@ -48,7 +48,7 @@ SERVICE_KILLS = 10  # one in so many
 POSTED_SHARE = 0.1  # of the cuts: between consumers and service; the others are at the brokers
 CUT_REQUESTS = (*[FETCH] * 8, OFFSET_COMMIT, HEARTBEAT)
 DOWN_S = (0.2, 2.0)
-LETTERS_TIMEOUT_S = 60.0
+LETTERS_TIMEOUT_S = 200.0
 # who is killed is missed soon, and whose connection is cut comes back soon
 PROPERTIES = """
 session.timeout.ms=3000
@@ -171,14 +171,14 @@ class FaultRun:
     async def _kill(self, number: int) -> None:
         is_service = number % SERVICE_KILLS == SERVICE_KILLS - 1
         process = self._service if is_service else self._consumers[number % CONSUMERS]
-        await process.is_ready_within(60)
+        await process.is_ready_within(START_TIMEOUT_S)
         process.kill()
         self._note(f"kill -9: {process.kind}")
 
     async def _rebalance(self, number: int) -> None:
         """Let a consumer leave the group and rejoin at once."""
         consumer = self._consumers[number % CONSUMERS]
-        await consumer.is_ready_within(60)
+        await consumer.is_ready_within(START_TIMEOUT_S)
         consumer.send(signal.SIGTERM)
         self._note("consumer left and came back")
 

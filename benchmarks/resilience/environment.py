@@ -37,7 +37,7 @@ from storage.sqlite.store import SQLiteStore
 
 StoreKind = Literal["sqlite", "redis"]
 HOST = "127.0.0.1"
-ACCEPTED_WITHIN_S = 60.0
+ACCEPTED_WITHIN_S = 200.0
 FAULTS_AHEAD = 1.05  # faults run a little ahead of the events, so that none is missing at the end
 
 

@@ -23,7 +23,7 @@ from benchmarks.resilience.environment import (
 from model.artifact import model_directory
 
 REPORT_EVERY_S = 10.0
-RECOVERY_WITHIN_S = 60.0  # else the bench gives up
+RECOVERY_WITHIN_S = 200.0  # on a busy machine; else the bench gives up
 
 DEFAULT_OPTIONS = EnvironmentOptions()
 

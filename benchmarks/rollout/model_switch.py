@@ -44,7 +44,7 @@ from storage.state.event import Event
 USERS = 500
 BATCH = 10
 CONNECTIONS = 64
-GIVE_UP_S = 60.0
+GIVE_UP_S = 200.0
 EVENTS, RECOMMENDATIONS = "events", "recommendations"
 
 console = Console()

@@ -36,7 +36,7 @@ from storage.archive.training_events import TrainingEvents
 
 REQUEST_TIMEOUT_S = 60.0
 SHOWN_FAILURES = 10
-ARCHIVED_WITHIN_S = 60.0
+ARCHIVED_WITHIN_S = 200.0
 PAUSE_S = 0.0  # of a visitor, after each request
 REST_S = 60.0  # else nearly all of the time would go into starting replicas
 

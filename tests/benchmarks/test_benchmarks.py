@@ -16,7 +16,7 @@ import pytest
 import torch
 import typer
 
-from app.jobs.loadtest import synthetic_catalogue
+from app.jobs.loadtest import load_generator, synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
 from benchmarks.harness import service_process
 from benchmarks.harness.compose import ROOT
@@ -46,6 +46,7 @@ from model.mechanisms.train import train as train_mechanism
 from model.training.loop import EpochReport, Progress
 from model.training.train import train
 from tests.benchmarks.support import require_servers
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +143,12 @@ def other_model(data: Path, model: Path) -> Path:
 
 
 @pytest.mark.parametrize("redis", [True, False], ids=["redis", "sqlite"])
-def test_no_request_fails_while_a_model_is_rebuilt_and_switched(model: Path, other_model: Path, redis: bool) -> None:
+def test_no_request_fails_while_a_model_is_rebuilt_and_switched(
+    model: Path, other_model: Path, redis: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     require_servers()
+    for limit in ("RESPONSE_TIMEOUT_S", "CONNECT_TIMEOUT_S"):  # else those of a machine with nothing else to do
+        monkeypatch.setattr(load_generator, limit, PATIENCE_S)
     model_switch.main(model, other_model, redis, events=100, recommendations=20, pause_s=0.5)
 
 

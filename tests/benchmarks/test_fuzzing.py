@@ -25,6 +25,7 @@ from benchmarks.fuzzing.fuzz import (
 from benchmarks.fuzzing.malformed_requests import MalformedCase, malformed_cases
 from tests.app.conftest import write_model
 from tests.benchmarks.support import require_servers
+from tests.waiting import PATIENCE_S
 
 RAW = {"service": 700, "balancer": 300}
 WAITING_SHARE = 0.001
@@ -39,7 +40,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
         pytest.skip(str(exc))
 
 
-def test_fuzzing_finds_no_fault(service: FuzzTarget) -> None:
+def test_fuzzing_finds_no_fault(service: FuzzTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "ANSWER_WITHIN_S", PATIENCE_S)
     found, files = Findings(), service.number("process_open_fds")
     for name, url in (("service", service.url), ("balancer", service.running.url)):
         asyncio.run(send_all(url, list(malformed_cases(service.calls(), RAW[name], 1, WAITING_SHARE)), found, name))

@@ -23,7 +23,7 @@ from benchmarks.harness.faults.faulty_machine import FaultyMachine
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
 from benchmarks.harness.topology import program
-from benchmarks.resilience import crash_states, degradations
+from benchmarks.resilience import crash_states, degradations, hung_node
 from benchmarks.resilience.crash_states import Recording, try_disks
 from benchmarks.resilience.crash_workloads import WORKLOADS, Workload
 from benchmarks.resilience.degradations import BrokenPromise, Degradation, require_clear_answers
@@ -31,7 +31,7 @@ from benchmarks.resilience.environment import StoreKind
 from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_hang, run_kills, run_power
 from benchmarks.resilience.hung_node import Answers, Phase, misses
 from tests.benchmarks.support import require_servers
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, POLL_EVERY_S, until
 
 STORES: list[StoreKind] = ["sqlite", "redis"]
 
@@ -62,7 +62,7 @@ class TestEventsSurvive:
     ) -> None:
         require_servers()
         for limit in ("RECOVERY_WITHIN_S", "READ_WITHIN_S"):  # else those of a machine with nothing else to do
-            monkeypatch.setattr(degradations, limit, 60.0)
+            monkeypatch.setattr(degradations, limit, PATIENCE_S)
         run_episodes(model, store, outage_s=0.5, replicas=1)
 
 
@@ -111,8 +111,11 @@ class TestClusterFailover:
         assert " 0 acknowledged ones lost" not in printed
 
 
-def test_users_on_other_nodes_do_not_wait_for_a_hung_node(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_on_other_nodes_do_not_wait_for_a_hung_node(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     require_servers()
+    monkeypatch.setattr(hung_node, "MAX_MORE_MS", 500.0)  # who waited for the node would wait for seconds
     run_hang(model, seconds=1.0)
     printed = capsys.readouterr().out
     assert "one of three hangs: events of that node" in printed
@@ -328,7 +331,7 @@ class TestRedisStart:
         command = redis_command(program("redis-server"), directory, users, port)
         with (directory.parent / "log").open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
-        patient = redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 100)
+        patient = redis.retry.Retry(redis.backoff.ConstantBackoff(POLL_EVERY_S), int(PATIENCE_S / POLL_EVERY_S))
         try:
             with redis.Redis.from_url(users.url(port), retry=patient) as client:
                 while not client.ping():
@@ -369,6 +372,6 @@ class TestRedisStart:
         damaged = b"?" + log.read_bytes()[1:] + b"*1\r\n$4\r\nPING\r\n" * 3_000_000
         log.write_bytes(damaged)
         command = redis_command(program("redis-server"), directory, make_users(directory.parent), free_port())
-        ended = subprocess.run(command, capture_output=True, check=False, timeout=200)
+        ended = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S)
         assert ended.returncode != 0
         assert log.read_bytes() == damaged

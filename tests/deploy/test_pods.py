@@ -195,7 +195,7 @@ def test_archiver_and_trainer_run(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_hung_process_is_restarted(cluster: Cluster) -> None:
     """With the probe of the chart at a shorter interval."""
     (container,) = cluster.specs["app"]["containers"]
-    container["livenessProbe"] |= {"periodSeconds": 1, "timeoutSeconds": 1}
+    container["livenessProbe"] |= {"periodSeconds": 1, "timeoutSeconds": 3}
     cluster.start()
     hung = cluster.apps[0]
     hung.process.send_signal(signal.SIGSTOP)

@@ -28,7 +28,7 @@ from benchmarks.harness.supervised_process import SupervisedProcess
 LANES = 3  # disruptions at a time
 ATTEMPTS = 5  # at a kind that did not happen yet, when the time is over
 PAUSE_S = (0.1, 1.0)
-READY_WITHIN_S = 180.0
+READY_WITHIN_S = 300.0
 JUMPS_S = (3_600.0, 86_400.0, 365 * 86_400.0)
 
 KINDS = (

@@ -25,10 +25,10 @@ from benchmarks.harness.ledger import TENANT
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
 from benchmarks.harness.supervised_process import SupervisedProcess
 
-REFUSED_WITHIN_S = 60.0
+REFUSED_WITHIN_S = 200.0
 PROBE_EVERY_S = 0.1
 LAG_S = 1.0  # of a replica
-ARCHIVED_WITHIN_S = 180.0
+ARCHIVED_WITHIN_S = 300.0
 ARCHIVED_EVENTS = 10  # of those that a loss would have taken: some of their users may be erased later
 
 Disruption = Callable[[random.Random], Awaitable[bool]]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attack.chaos import disruptions, store_disruptions, workload
+from benchmarks.attack.chaos import disruptions, operator_calls, store_disruptions, workload
 from benchmarks.attack.chaos.correction_gate import CorrectionGate
 from benchmarks.attack.chaos.disruptions import Disruptions, kinds_of
 from benchmarks.attack.chaos.environment import ChaosEnvironment, ChaosStore
@@ -32,6 +32,7 @@ from storage.state.fold import fold_event
 from tests.app.conftest import write_model
 from tests.benchmarks.support import require_servers
 from tests.storage.oracles.random_events import click, make_generation
+from tests.waiting import PATIENCE_S
 
 GENERATION = make_generation()
 
@@ -199,9 +200,10 @@ def test_the_verdict_detects_each_fault(tell: Telling, expected: dict[str, int],
 
 @pytest.fixture(autouse=True)
 def _few_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few clients show the same, and leave CPU time to other tests."""
+    """A few clients show the same, and leave CPU time to other tests; calls have time to succeed."""
     monkeypatch.setattr(workload, "CLIENTS", 4)
     monkeypatch.setattr(workload, "PAUSE_S", 0.1)
+    monkeypatch.setattr(operator_calls, "RECOVERY_S", PATIENCE_S)  # else that of a machine with nothing else to do
 
 
 @pytest.fixture(scope="module")
