@@ -23,7 +23,8 @@ import certifi
 import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
-from playwright.sync_api import Browser, sync_playwright
+from playwright._impl import timeout_settings
+from playwright.sync_api import Browser, expect, sync_playwright
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -59,6 +60,10 @@ hypothesis.settings.load_profile("lisarec")
 # httpx times out after five seconds, which any request may take on a busy machine
 for limit in DEFAULT_TIMEOUT_CONFIG.as_dict():
     setattr(DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE_S)
+
+# a page of the browser gives up after thirty seconds, and what is expected of one after five
+timeout_settings.DEFAULT_PLAYWRIGHT_TIMEOUT = round(PATIENCE_S * 1e3)  # type: ignore[attr-defined]
+expect.set_options(timeout=PATIENCE_S * 1e3)
 
 # `kill` and `timeout` end the tests like Ctrl-C, so that no server or file is left
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it

@@ -122,7 +122,6 @@ def test_the_page_shows_users_of_the_data_and_the_effect_of_clicks(
     address = f"http://127.0.0.1:{port}/playground/"
     screenshots.save_screenshot(browser, address, tmp_path / "picture.png", screenshots.SCREENSHOTS["light"])
     assert (tmp_path / "picture.png").read_bytes()[16:24] == b"\0\0\5\0\0\0\4\xd8"  # 1280 by 1240
-    expect.set_options(timeout=PATIENCE_S * 1e3)
     page = browser.new_page()
     page.goto(address)
     shown = page.locator("#recommendations .item b")

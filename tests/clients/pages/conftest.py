@@ -9,7 +9,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.clients.conftest import Proxy, Service
-from tests.waiting import PATIENCE_S
 
 STORED = "Object.keys(localStorage).filter(name => name.startsWith('lisarec:')).map(name => name.slice(8)).sort()"
 # a timer is due when the script has done with the answer what it does at once
@@ -24,7 +23,6 @@ NOTE_ANSWERS = """() => {
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """The browser context of a new visitor."""
     context = browser.new_context()
-    context.set_default_timeout(PATIENCE_S * 1e3)
     yield context
     context.close()
 

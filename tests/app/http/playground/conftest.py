@@ -16,7 +16,6 @@ from playwright.sync_api import Browser, Page, expect
 from app.settings import Settings
 from storage.archive.writer import ArchiveWriter
 from tests.app.service_process import serve_in_thread
-from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +33,6 @@ def visiting(browser: Browser, url: str, expected: str = "(?!)", **options: Any)
     """Open the page as a new visitor. Console errors and requests to other hosts fail the test."""
     context = browser.new_context(reduced_motion="reduce", **{"viewport": {"width": 1200, "height": 900}, **options})
     page = context.new_page()
-    page.set_default_timeout(PATIENCE_S * 1e3)
-    expect.set_options(timeout=PATIENCE_S * 1e3)
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
