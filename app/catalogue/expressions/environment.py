@@ -39,6 +39,7 @@ _KNOWN = cel.FunctionDecl(
     ],
 )
 DECIMAL_POINT = "write numbers with a decimal point, such as 50.0"
+_WRITE_KNOWN = f"to test whether a property has a value, write {KNOWN}(item.price)"
 _OUR_WORDS = {
     "double": "number",
     "int": "whole number",
@@ -109,17 +110,19 @@ class Environment:
             compiled = self._compiler.compile(text)
         except RuntimeError as exc:
             raise self._explain(text, str(exc)) from None
+        node = syntax_tree.read(text, compiled.serialize())
+        if unsupported := syntax_tree.find_unsupported(node):
+            is_has = unsupported.what == syntax_tree.HAS
+            reason = _WRITE_KNOWN if is_has else f"{unsupported.what} cannot be used here"
+            raise InvalidExpression(unsupported.position, reason)
         if (found := compiled.return_type()) != _CEL_TYPES[result]:
             returned = _our_word(found.name())
             raise InvalidExpression(0, f"the expression must return a {result}, but returns a {returned}")
-        node = syntax_tree.read(compiled.serialize())
-        if unsupported := syntax_tree.find_unsupported(node):
-            raise InvalidExpression(unsupported.position, f"{unsupported.what} cannot be used here")
         return node
 
     def _explain(self, text: str, message: str) -> InvalidExpression:
         if has := _HAS.search(text):
-            return InvalidExpression(has.start(), f"to test whether a property has a value, write {KNOWN}(item.price)")
+            return InvalidExpression(has.start(), _WRITE_KNOWN)
         if "recursion" in message:
             return InvalidExpression(0, f"an expression may be nested at most {MAX_DEPTH} levels deep")
         if (fault := _FAULT.search(message)) is None:

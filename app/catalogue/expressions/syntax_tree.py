@@ -17,6 +17,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
 PACKAGE = "lisarec.cel"
 
+HAS = "the macro has"
 NUMBERS = 2, 4  # INT64 and DOUBLE of cel.expr.Type.PrimitiveType
 
 # by message: fields as "name: type = number", "repeated" before the type; a map is a repeated message of key and value
@@ -155,15 +156,15 @@ def find_unsupported(node: Node) -> Unsupported | None:
     return None
 
 
-def read(checked: bytes) -> Node:
-    """Return the tree of a serialised ``google.protobuf.Any`` that holds a ``cel.expr.CheckedExpr``."""
+def read(text: str, checked: bytes) -> Node:
+    """Return the tree of an expression from a serialised ``google.protobuf.Any`` of its ``cel.expr.CheckedExpr``."""
     message = _message_class("CheckedExpr").FromString(Any_.FromString(checked).value)
     names = {one.key: one.value.name for one in message.reference_map if one.value.name}
     overloads = {one.key: one.value.overload_id[0] for one in message.reference_map if one.value.overload_id}
     positions = {one.key: one.value for one in message.source_info.positions}
     mixed = frozenset(one.key for one in message.type_map if one.value.list_type.elem_type.HasField("dyn"))
     numbers = frozenset(one.key for one in message.type_map if one.value.primitive in NUMBERS)
-    return _Reader(names, overloads, positions, mixed, numbers).node(message.expr)
+    return _Reader(text, names, overloads, positions, mixed, numbers).node(message.expr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ class _Reader:
     numbers  the ids of whole and other numbers
     """
 
+    text: str
     names: Mapping[int, str]
     overloads: Mapping[int, str]
     positions: Mapping[int, int]
@@ -185,6 +187,8 @@ class _Reader:
         if expr.HasField("const_expr"):
             return Constant(position, _value_of(expr.const_expr))
         if expr.id in self.names and (expr.HasField("ident_expr") or expr.HasField("select_expr")):
+            if self.text[position : position + 1] == "(":  # the checker makes has(item.price) this name
+                return Unsupported(position, HAS)
             return Name(position, self.names[expr.id])
         if expr.HasField("ident_expr"):
             return Name(position, expr.ident_expr.name)
