@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,11 +22,11 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event, LogRecord
-from tests.storage.oracles.random_events import click
+from tests.storage.oracles.random_events import as_impression, click
 from tests.storage.redis.stores import GENERATION
 from tests.waiting import PATIENCE_S
 
-ARCHIVE_PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "operate" / "archive.md"
+PAGES = Path(__file__).parents[3] / "docs" / "how-to" / "operate"
 
 
 class TestSQLite:
@@ -44,6 +45,14 @@ class TestSQLite:
     def read(self, directory: Path, tenant: str = "main") -> list[LogRecord]:
         found = ArchiveReader(directory).read(lambda snapshot: snapshot.entries(tenant, "u"))
         return [entry.record for entry in found]
+
+    def run_script(self, page: str, directory: Path, last: str = "") -> str:
+        """Return what the Python of a page prints, with another line at its end."""
+        (script,) = re.findall(r"^```python\n(.*?)^```", (PAGES / page).read_text(), re.DOTALL | re.MULTILINE)
+        command = [sys.executable, "-c", script + last]
+        return subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+        ).stdout
 
     def test_each_event_is_copied_once(self, tmp_path: Path) -> None:
         data_dir, directory = tmp_path / "state", tmp_path / "archive"
@@ -70,13 +79,22 @@ class TestSQLite:
 
         asyncio.run(correct())
         self.turn(tmp_path / "state", tmp_path / "archive")
-        (script,) = re.findall(r"^```python\n(.*?)^```", ARCHIVE_PAGE.read_text(), re.DOTALL | re.MULTILINE)
-        script += 'print(sorted(events.select("tenant", "user_id", "event_id").collect().rows()))'
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE_S
-        )
+        shown = 'print(sorted(events.select("tenant", "user_id", "event_id").collect().rows()))'
         counted = [("main", "u", "own"), ("main", "u", "v/of visitor"), ("shop", "v", "own")]
-        assert done.stdout.endswith(f"{counted}\n")
+        assert self.run_script("archive.md", tmp_path, shown).endswith(f"{counted}\n")
+
+    def test_the_documented_script_finds_users_of_one_item_who_have_seen_lists(self, tmp_path: Path) -> None:
+        only, others = (
+            [
+                replace(click(user, user), item_id="tea-2"),
+                as_impression(click(f"{user}-shown", user), ["tea-2", "cup-1"]),
+            ]
+            for user in ("bot", "visitor")
+        )
+        self.fill(tmp_path / "state", [*only, *others, click("visit", "visitor"), click("other", "other")])
+        self.turn(tmp_path / "state", tmp_path / "archive")
+        self.run_script("bots.md", tmp_path)
+        assert (tmp_path / "bots.txt").read_text().split() == ["bot"]
 
     def test_events_of_a_clock_behind_have_the_full_retention(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
