@@ -80,7 +80,7 @@ def read_times(found: Examination, mapping: TableMapping) -> None:
 
 def read_values(found: Examination, mapping: TableMapping) -> None:
     """Read the values as the mapping says, and find cells that are none, or negative."""
-    cells = found.frame["value"].fill_null("")
+    cells = found.frame["value"].fill_null("").str.strip_chars()
     is_numeric = _is_numeric(found, "value")
     decimal = None if is_numeric else mapping.decimal
     if decimal is None:

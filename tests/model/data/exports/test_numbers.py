@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -12,6 +13,7 @@ from model.data.exports.cells import DecimalSign
 from model.data.exports.checks import examine, examine_items
 from model.data.exports.examination import Examination
 from model.data.exports.mapping import TableMapping
+from model.data.readers import read_interactions
 
 Check = Callable[[Path, Sequence[str], DecimalSign | None], Examination]
 
@@ -180,3 +182,9 @@ def test_returns_are_noted_once(tmp_path: Path) -> None:
     found = examine(table, TableMapping())["interactions"]
     returns = [(one.problem, one.examples[0][:6]) for one in found.findings if "negative" in one.problem]
     assert returns == [("value is negative", "line 3"), ("Quantity is negative, and is not read", "line 4")]
+
+
+@pytest.mark.parametrize("decimal", [None, "."])
+def test_training_reads_a_number_with_spaces_that_a_check_accepts(tmp_path: Path, decimal: DecimalSign | None) -> None:
+    assert not problems(events(tmp_path, [" 7 ", "  ", "8"], decimal))
+    np.testing.assert_array_equal(read_interactions(tmp_path).value, [7, np.nan, 8])
