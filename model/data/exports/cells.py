@@ -32,11 +32,13 @@ class Times(NamedTuple):
     by_no_clock  whether the cell is a local time that cannot be converted: there is no zone, or its clocks skip it
     either_way   whether the cell is ambiguous, such as 03/04/2025, because nothing in it tells days from months,
                  or it has both orders
+    both_orders  a cell with the day before the month and one with the month before the day, if there are both
     """
 
     us: pl.Series
     by_no_clock: pl.Series
     either_way: pl.Series
+    both_orders: tuple[str, str] | None
 
 
 def times_in(cells: pl.Series, timezone: str | None) -> Times:
@@ -49,7 +51,7 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
     if are_compact_days(texts):
         texts = texts.str.replace(COMPACT_DAY + r"(\.0+)?$", "${1}-${2}-${3}")
     zoned = with_rfc3339_times(texts).str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
-    local, either_way = _local_times(texts)
+    local, either_way, both_orders = _local_times(texts)
     frame = pl.DataFrame(
         {
             "unix": unix_times(texts),
@@ -60,17 +62,18 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
         }
     )
     us = frame.select(us=pl.coalesce("unix", "zoned", "local"))["us"]
-    return Times(us, us.is_null() & local.is_not_null(), us.is_null() & either_way)
+    return Times(us, us.is_null() & local.is_not_null(), us.is_null() & either_way, both_orders)
 
 
-def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Return local times as 2025-12-24T18:30:00, null for other cells, and which cells are ambiguous."""
+def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series, tuple[str, str] | None]:
+    """Return local times as 2025-12-24T18:30:00, null for other cells; the rest is as in `Times`."""
     half = texts.str.extract(_HALF_OF_DAY, 1)
     tidy = texts.str.replace(_HALF_OF_DAY, "").str.replace_all(r"\b(\d)([./:-])", "0${1}${2}")
     days = tidy.str.extract(_DAYS_BEFORE_YEARS, 1).cast(pl.Int32, strict=False)
     months = tidy.str.extract(_DAYS_BEFORE_YEARS, 2).cast(pl.Int32, strict=False)
-    has_years_last, is_day_first, is_month_first = days.is_not_null(), (days > 12).any(), (months > 12).any()
+    is_day_first, is_month_first, both_orders = (days > 12).any(), (months > 12).any(), None
     if is_day_first and is_month_first:  # two exports in one table: only a day above 12 tells
+        both_orders = texts.filter(days > 12)[0], texts.filter(months > 12)[0]
         tidy = tidy.str.replace(_DAYS_BEFORE_YEARS, "${3}-${2}-${1}").zip_with((days > 12).fill_null(False), tidy)
     elif is_day_first:
         tidy = tidy.str.replace(_DAYS_BEFORE_YEARS, "${3}-${2}-${1}")
@@ -88,8 +91,8 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     is_local = pl.col("tidy").str.contains(_LOCAL_TIME) & pl.col("by_clock").is_not_null()  # unlike 00.00.0000
     local = frame.select(local=pl.when(is_local).then("tidy"))["local"]
     if is_day_first == is_month_first:  # neither, or both
-        return local, has_years_last & (days <= 12) & (months <= 12)
-    return local, pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True)
+        return local, (days <= 12).fill_null(False), both_orders
+    return local, pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True), None
 
 
 def _by_24_hours(local: pl.Series, half: pl.Series) -> pl.Series:

@@ -40,9 +40,12 @@ def read_times(found: Examination, mapping: TableMapping) -> None:
         found.find(
             times.by_no_clock, problem, f"check the time zone, which may be UTC; {found.remedy}", column="timestamp"
         )
+    problem = "timestamp has an ambiguous day and month"
+    if times.both_orders is not None:
+        problem += ": {!r} begins with the day, and {!r} with the month".format(*times.both_orders)
     found.find(
         times.either_way,
-        "timestamp has an ambiguous day and month",
+        problem,
         "export the table with times such as 2025-12-24 18:30",
         column="timestamp",
     )

@@ -128,12 +128,23 @@ def test_the_whole_column_decides_the_order_of_day_and_month() -> None:
     neither = times_in(pl.Series(["03/04/2025", "05/04/2025", "2025-04-03"]), "UTC")
     assert neither.us.is_null().to_list() == [True, True, False]
     assert neither.either_way.to_list() == [True, True, False]
+    assert neither.both_orders is both.both_orders is None
+
+
+def test_a_check_names_a_cell_of_each_order(tmp_path: Path) -> None:
+    cells = ["03/04/2026", "13/04/2026", "04/13/2026"]
+    lines = [f"ann,tea-2,{cell}\n" for cell in cells]
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n" + "".join(lines))
+    (found,) = examine(tmp_path, TableMapping(timezone="UTC"))["interactions"].findings
+    assert "'13/04/2026' begins with the day, and '04/13/2026' with the month" in found.problem
+    assert found.count == 2
 
 
 def test_a_column_with_both_orders_only_resolves_days_above_12() -> None:
     cells = ["24-12-2025", "12/24/2025", "03/04/2025", "3-4-2025 18:30", "2025-04-03", "24.12.2025", "03.04.2025"]
     found = times_in(pl.Series(cells), "UTC")
-    assert found.either_way.to_list() == [False, False, True, True, False, False, False]
+    assert found.either_way.to_list() == [False, True, True, True, False, False, False]
+    assert found.both_orders == ("24-12-2025", "12/24/2025")
     christmas, april = (micros(datetime.fromisoformat(f"{day}T00:00:00+00:00")) for day in ("2025-12-24", "2025-04-03"))
     assert found.us.to_list() == [christmas, None, None, None, april, christmas, april]
 
