@@ -319,6 +319,8 @@ class TestWords:
             assert answer.status_code == 422
             assert "another id" in answer.json()["error"]["details"][0]["reason"]
         assert "items" in shared_client.get(f"/v1/items/{name}").json()
+        event = shared_client.post("/v1/events", json={"user_id": "ann", "item_id": name})
+        assert (event.status_code, event.json()["unknown_items"]) == (200, 1)
 
     def test_store_failures_return_503(self, client: Client) -> None:
         client.close_store()
