@@ -6,7 +6,10 @@ before the end leaves a mark in the partition, and the copy. The next erasure in
 of the same user or of nobody, and so does the archiver before it has Redis rewrite its append-only file.
 """
 
-from collections.abc import Collection, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from storage.errors import StorageError
 from storage.redis.corrections.undo_and_merge import RedisCorrections
@@ -15,6 +18,21 @@ from storage.redis.layout.keys import User, erasing_key, user_of
 from storage.redis.log.lost_users import USER_IS_LOST
 from storage.redis.scripts.corrections import ERASE, REWRITE_LOG, erase_arguments, rewrite_arguments
 from storage.redis.session.redis_session import RedisSession
+
+
+@dataclass(slots=True)
+class _Unhidden:
+    """A user to be hidden.
+
+    target   the id of the user that this one may have been merged into, or nothing
+    aliases  all known aliases
+    pending  those of them to be looked at, and erased if they are merged into the user
+    """
+
+    user: User
+    target: str
+    aliases: set[User]
+    pending: list[User]
 
 
 class RedisErasure:
@@ -92,43 +110,55 @@ class RedisErasure:
         return True
 
     async def _hide_with_aliases(self, user: User, target: str, chain: Sequence[User]) -> bool:
-        """Erase the user's aliases, except those in the chain, and then hide the user, with the set of the aliases.
+        """Erase the user's aliases, and theirs, except those in the chain, and then hide the user.
 
-        Only that set leads to the aliases, so it stays until they are erased. One may come back meanwhile and be
-        merged into the user again, so they are looked at again afterwards.
+        Only the set of the aliases leads to them, so it stays until they are erased. One may come back meanwhile and
+        be merged into the user again, so they are looked at again afterwards.
 
         target   the user that this one may have been merged into, or nothing
         returns  False if this one was merged into somebody else
         """
-        aliases, is_hidden = await self._aliases(user), False
-        while not is_hidden:
-            for alias in aliases.difference(chain):
-                if await self._is_merged_into(alias, user):
-                    await self._erase_with_aliases(alias, user.user_id, chain)
+        path = [await self._unhidden(user, target, chain)]  # each of them is an alias of the one before
+        while path:
+            last = path[-1]
+            if last.pending:
+                alias = last.pending.pop()
+                if await self._is_merged_into(alias, last.user):
+                    path.append(await self._unhidden(alias, last.user.user_id, chain))
                 else:
                     await self._rewrite_log(alias.partition)  # an interrupted erasure may have left content behind
-            if Head.of(await self._session.call("GET", user.head)).merge_target not in ("", target):
-                return False
-            is_hidden = await self._hide(user, target, aliases)
-            added = await self._aliases(user)
-            aliases |= added
-            if added.difference(chain) or any(
-                [await self._is_merged_into(alias, user) for alias in aliases.difference(chain)]
-            ):
-                is_hidden = False
+            elif Head.of(await self._session.call("GET", last.user.head)).merge_target not in ("", last.target):
+                path.pop()
+                if not path:
+                    return False
+            elif await self._hide(last, chain):
+                path.pop()
+                if path:
+                    await self._remove_content(last.user)
         return True
 
-    async def _hide(self, user: User, target: str, aliases: Collection[User]) -> bool:
-        """Hide the user; return False if there are other aliases than these, or another target."""
+    async def _unhidden(self, user: User, target: str, chain: Sequence[User]) -> _Unhidden:
+        aliases = await self._aliases(user)
+        return _Unhidden(user, target, aliases, list(aliases.difference(chain)))
+
+    async def _hide(self, unhidden: _Unhidden, chain: Sequence[User]) -> bool:
+        """Hide the user; return False if there are aliases to erase before the user is hidden, or hidden again."""
+        user, aliases = unhidden.user, unhidden.aliases
         is_lost = await self._corrections.is_lost(user)
         tags = await self._session.registered_tags()
-        arguments = erase_arguments(user, target, aliases, tags=tags, is_lost=is_lost)
-        if not await self._session.write(ERASE, *arguments):
-            return False
+        arguments = erase_arguments(user, unhidden.target, aliases, tags=tags, is_lost=is_lost)
+        is_hidden = bool(await self._session.write(ERASE, *arguments))
         late = await self._session.registered_tags() - tags  # a generation may have written its first states meanwhile
-        if late:
+        if is_hidden and late:
             await self._session.call("DEL", *map(user.state_of_tag, late))
-        return True
+        now = await self._aliases(user)
+        pending = (now if is_hidden else now - aliases).difference(chain)
+        if is_hidden:
+            returned = aliases.difference(chain, pending)
+            pending |= {alias for alias in returned if await self._is_merged_into(alias, user)}
+        aliases |= now
+        unhidden.pending += pending
+        return is_hidden and not pending
 
     async def _remove_content(self, user: User) -> None:
         await self._rewrite_log(user.partition)  # takes longest

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import inspect
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
 from storage.errors import StorageUnavailable
 from storage.maintenance.tenants import erase_tenant
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import Command
+from storage.redis.layout.keys import Keyspace
+from storage.redis.scripts.corrections import ERASE
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
-from tests.storage.redis.overtaken import DyingAfter, OvertakenAt
+from tests.storage.redis.overtaken import DyingAfter, OvertakenAt, servers_of
 from tests.storage.redis.servers import RedisServer, new_server
-from tests.storage.redis.stores import opened
+from tests.storage.redis.stores import PREFIX, opened
 
 MAX_STEPS = 200
+MERGES = 120
 
 
 @pytest.fixture
@@ -158,3 +166,47 @@ async def test_an_erasure_of_a_visitor_who_is_merged_meanwhile_erases_the_user_t
             if not left and not is_visible(server, tenant, "visitor"):
                 assert traces(server, tenant) == [], step
     raise AssertionError("there is no end to the steps")
+
+
+async def test_a_long_chain_of_merges_is_erased_by_the_id_of_its_last_user(server: RedisServer) -> None:
+    async with opened(server.url, partitions=8) as store:
+        await store.append("t", [click("e", "t-0")])
+        for number in range(MERGES):
+            await store.merge("t", f"t-{number + 1}", f"t-{number}")
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(len(inspect.stack()) + MERGES)
+        try:
+            await store.erase("t", f"t-{MERGES}")
+        finally:
+            sys.setrecursionlimit(limit)
+        assert traces(server, "t") == []
+
+
+async def test_merges_during_an_erasure_do_not_repeat_what_it_has_done(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, send = Keyspace(PREFIX, 8), RedisServers.send
+
+    async def reads_of_the_first_visitor(tenant: str, newcomers: int) -> int:
+        user, visitor, reads = keys.user(tenant, f"{tenant}-user"), keys.user(tenant, f"{tenant}-visitor"), 0
+        names = [f"{tenant}-{number}" for number in range(newcomers)]
+        async with two_stores(server) as (slow, other):
+            await other.append(tenant, [click("e", name) for name in [visitor.user_id, *names]])
+            await other.merge(tenant, user.user_id, visitor.user_id)
+
+            async def overtaken(servers: RedisServers, commands: Sequence[Command], **options: Any) -> list[Any]:
+                nonlocal reads
+                sent = [command.args for command in commands] if servers is servers_of(slow) else []
+                reads += sent.count(("GET", visitor.head))
+                if names and any(ERASE.sha in args and user.head in args for args in sent):
+                    await other.merge(tenant, user.user_id, names.pop())
+                return await send(servers, commands, **options)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(RedisServers, "send", overtaken)
+                await slow.erase(tenant, user.user_id)
+            assert names == []
+            assert traces(server, tenant) == []
+            return reads
+
+    assert await reads_of_the_first_visitor("t", 5) == await reads_of_the_first_visitor("u", 0) > 0
