@@ -8,31 +8,38 @@ of the same user or of nobody, and so does the archiver before it has Redis rewr
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.errors import StorageError
-from storage.redis.corrections.undo_and_merge import RedisCorrections
+from storage.errors import StorageError, StorageUnavailable
+from storage.redis.corrections.undo_and_merge import CONTENTION, RedisCorrections
 from storage.redis.layout.head import Head, MergeStage
 from storage.redis.layout.keys import User, erasing_key, user_of
 from storage.redis.log.lost_users import USER_IS_LOST
 from storage.redis.scripts.corrections import ERASE, REWRITE_LOG, erase_arguments, rewrite_arguments
 from storage.redis.session.redis_session import RedisSession
 
+ATTEMPTS = 20  # to erase a user who is merged into others meanwhile
+RETRY_FOR_S = 30.0  # while others are merged into a user
+
 
 @dataclass(slots=True)
 class _Unhidden:
     """A user to be hidden.
 
-    target   the id of the user that this one may have been merged into, or nothing
-    aliases  all known aliases
-    pending  those of them to be looked at, and erased if they are merged into the user
+    target        the id of the user that this one may have been merged into, or nothing
+    aliases       all known aliases
+    pending       those of them to be looked at, and erased if they are merged into the user
+    give_up_at_s  if there are still new aliases then
     """
 
     user: User
     target: str
     aliases: set[User]
     pending: list[User]
+    give_up_at_s: float
 
 
 class RedisErasure:
@@ -60,8 +67,10 @@ class RedisErasure:
         hidden again. If one of them is merged into somebody else meanwhile, everything is done again.
         """
         await self._session.require_open()
-        while not await self._erase_chain(await self._corrections.merge_chain(user)):
-            pass
+        for _ in range(ATTEMPTS):
+            if await self._erase_chain(await self._corrections.merge_chain(user)):
+                return
+        raise StorageUnavailable(CONTENTION, "contention")
 
     async def _erase_chain(self, chain: Sequence[User]) -> bool:
         """Erase the users of a merge chain; return False if one was merged into somebody else, before the first is."""
@@ -117,14 +126,17 @@ class RedisErasure:
 
         target   the user that this one may have been merged into, or nothing
         returns  False if this one was merged into somebody else
+        raises   StorageUnavailable  when others are merged into the user again and again
         """
-        path = [await self._unhidden(user, target, chain)]  # each of them is an alias of the one before
+        path = [await self._unhidden(user, target, chain, math.inf)]  # each of them is an alias of the one before
         while path:
             last = path[-1]
+            if time.monotonic() > last.give_up_at_s:
+                raise StorageUnavailable(CONTENTION, "contention")
             if last.pending:
                 alias = last.pending.pop()
                 if await self._is_merged_into(alias, last.user):
-                    path.append(await self._unhidden(alias, last.user.user_id, chain))
+                    path.append(await self._unhidden(alias, last.user.user_id, chain, last.give_up_at_s))
                 else:
                     await self._rewrite_log(alias.partition)  # an interrupted erasure may have left content behind
             elif Head.of(await self._session.call("GET", last.user.head)).merge_target not in ("", last.target):
@@ -135,11 +147,13 @@ class RedisErasure:
                 path.pop()
                 if path:
                     await self._remove_content(last.user)
+            else:
+                last.give_up_at_s = min(last.give_up_at_s, time.monotonic() + RETRY_FOR_S)
         return True
 
-    async def _unhidden(self, user: User, target: str, chain: Sequence[User]) -> _Unhidden:
+    async def _unhidden(self, user: User, target: str, chain: Sequence[User], give_up_at_s: float) -> _Unhidden:
         aliases = await self._aliases(user)
-        return _Unhidden(user, target, aliases, list(aliases.difference(chain)))
+        return _Unhidden(user, target, aliases, list(aliases.difference(chain)), give_up_at_s)
 
     async def _hide(self, unhidden: _Unhidden, chain: Sequence[User]) -> bool:
         """Hide the user; return False if there are aliases to erase before the user is hidden, or hidden again."""

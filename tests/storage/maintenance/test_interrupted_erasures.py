@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from storage.errors import StorageUnavailable
 from storage.maintenance.tenants import erase_tenant
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import Command
+from storage.redis.corrections import erasure
 from storage.redis.layout.keys import Keyspace
 from storage.redis.scripts.corrections import ERASE
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
-from tests.storage.redis.overtaken import DyingAfter, OvertakenAt, servers_of
+from tests.storage.redis.overtaken import BetweenCalls, DyingAfter, OvertakenAt, servers_of
 from tests.storage.redis.servers import RedisServer, new_server
 from tests.storage.redis.stores import PREFIX, opened
 
@@ -210,3 +212,17 @@ async def test_merges_during_an_erasure_do_not_repeat_what_it_has_done(
             return reads
 
     assert await reads_of_the_first_visitor("t", 5) == await reads_of_the_first_visitor("u", 0) > 0
+
+
+async def test_an_erasure_gives_up_while_others_are_merged_into_the_user_without_end(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure, "RETRY_FOR_S", 0.1)
+    newcomers = (f"t-{number}" for number in count())
+    async with two_stores(server) as (slow, other):
+        await fill(other, "t")
+        merging = BetweenCalls(slow, lambda: other.merge("t", "t-user", next(newcomers)))
+        with merging, pytest.raises(StorageUnavailable, match="concurrent writes"):
+            await slow.erase("t", "t-user")
+        await slow.erase("t", "t-user")
+        assert traces(server, "t") == []
