@@ -30,14 +30,12 @@ class _Unhidden:
     """A user to be hidden.
 
     target        the id of the user that this one may have been merged into, or nothing
-    aliases       all known aliases
-    pending       those of them to be looked at, and erased if they are merged into the user
+    pending       aliases to be erased, if they are merged into the user, and removed from the set
     give_up_at_s  if there are still new aliases then
     """
 
     user: User
     target: str
-    aliases: set[User]
     pending: list[User]
     give_up_at_s: float
 
@@ -121,8 +119,7 @@ class RedisErasure:
     async def _hide_with_aliases(self, user: User, target: str, chain: Sequence[User]) -> bool:
         """Erase the user's aliases, and theirs, except those in the chain, and then hide the user.
 
-        Only the set of the aliases leads to them, so it stays until they are erased. One may come back meanwhile and
-        be merged into the user again, so they are looked at again afterwards.
+        Only the set of the aliases leads to them, so each stays in it until it is erased.
 
         target   the user that this one may have been merged into, or nothing
         returns  False if this one was merged into somebody else
@@ -134,45 +131,49 @@ class RedisErasure:
             if time.monotonic() > last.give_up_at_s:
                 raise StorageUnavailable(CONTENTION, "contention")
             if last.pending:
-                alias = last.pending.pop()
+                alias = last.pending[-1]
                 if await self._is_merged_into(alias, last.user):
                     path.append(await self._unhidden(alias, last.user.user_id, chain, last.give_up_at_s))
-                else:
-                    await self._rewrite_log(alias.partition)  # an interrupted erasure may have left content behind
+                    continue
+                await self._remove_content(alias)  # an interrupted erasure may have left some behind, too
+                if await self._is_removed(alias, last.user):
+                    last.pending.pop()
             elif Head.of(await self._session.call("GET", last.user.head)).merge_target not in ("", last.target):
                 path.pop()
                 if not path:
                     return False
             elif await self._hide(last, chain):
                 path.pop()
-                if path:
-                    await self._remove_content(last.user)
             else:
                 last.give_up_at_s = min(last.give_up_at_s, time.monotonic() + RETRY_FOR_S)
         return True
 
     async def _unhidden(self, user: User, target: str, chain: Sequence[User], give_up_at_s: float) -> _Unhidden:
-        aliases = await self._aliases(user)
-        return _Unhidden(user, target, aliases, list(aliases.difference(chain)), give_up_at_s)
+        pending = (await self._aliases(user)).difference(chain)
+        return _Unhidden(user, target, list(pending), give_up_at_s)
+
+    async def _is_removed(self, alias: User, user: User) -> bool:
+        """Remove an erased alias from the set; return False if it came back and was merged into the user again."""
+        if await self._is_merged_into(alias, user):
+            return False
+        await self._session.call("SREM", user.aliases, alias.user_id)
+        if not await self._is_merged_into(alias, user):
+            return True
+        await self._session.call("SADD", user.aliases, alias.user_id)  # it was noted before the other command
+        return False
 
     async def _hide(self, unhidden: _Unhidden, chain: Sequence[User]) -> bool:
         """Hide the user; return False if there are aliases to erase before the user is hidden, or hidden again."""
-        user, aliases = unhidden.user, unhidden.aliases
+        user = unhidden.user
         is_lost = await self._corrections.is_lost(user)
         tags = await self._session.registered_tags()
-        arguments = erase_arguments(user, unhidden.target, aliases, tags=tags, is_lost=is_lost)
+        arguments = erase_arguments(user, unhidden.target, chain, tags=tags, is_lost=is_lost)
         is_hidden = bool(await self._session.write(ERASE, *arguments))
         late = await self._session.registered_tags() - tags  # a generation may have written its first states meanwhile
         if is_hidden and late:
             await self._session.call("DEL", *map(user.state_of_tag, late))
-        now = await self._aliases(user)
-        pending = (now if is_hidden else now - aliases).difference(chain)
-        if is_hidden:
-            returned = aliases.difference(chain, pending)
-            pending |= {alias for alias in returned if await self._is_merged_into(alias, user)}
-        aliases |= now
-        unhidden.pending += pending
-        return is_hidden and not pending
+        unhidden.pending += (await self._aliases(user)).difference(chain)
+        return is_hidden and not unhidden.pending
 
     async def _remove_content(self, user: User) -> None:
         await self._rewrite_log(user.partition)  # takes longest

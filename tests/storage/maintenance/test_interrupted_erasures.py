@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -212,6 +212,36 @@ async def test_merges_during_an_erasure_do_not_repeat_what_it_has_done(
             return reads
 
     assert await reads_of_the_first_visitor("t", 5) == await reads_of_the_first_visitor("u", 0) > 0
+
+
+async def test_a_visitor_who_is_merged_again_before_the_user_is_hidden_is_found_after_a_kill(
+    server: RedisServer,
+) -> None:
+    async with two_stores(server) as (killed, other):
+        for later in range(MAX_STEPS):
+            tenant = f"t{later}"
+            user, send, merged = Keyspace(PREFIX, 8).user(tenant, f"{tenant}-user"), RedisServers.send, False
+            await fill(other, tenant)
+
+            async def merging(servers: RedisServers, commands: Sequence[Command], **options: Any) -> list[Any]:
+                nonlocal merged
+                is_next = servers is servers_of(killed) and any(ERASE.sha in command.args for command in commands)
+                if not merged and is_next and any(user.head in command.args for command in commands):  # noqa: B023
+                    merged = True
+                    await other.append(tenant, [click("new", f"{tenant}-visitor")])  # noqa: B023
+                    await other.merge(tenant, user.user_id, f"{tenant}-visitor")  # noqa: B023
+                    died.enter_context(DyingAfter(killed, later))  # noqa: B023
+                return await send(servers, commands, **options)  # noqa: B023
+
+            with pytest.MonkeyPatch.context() as patch, ExitStack() as died, suppress(StorageUnavailable):
+                patch.setattr(RedisServers, "send", merging)
+                await killed.erase(tenant, user.user_id)
+                assert merged
+                assert later > 5
+                return
+            await other.erase(tenant, user.user_id)
+            assert traces(server, tenant) == [], later
+    raise AssertionError("there is no end to the steps")
 
 
 async def test_an_erasure_gives_up_while_others_are_merged_into_the_user_without_end(
