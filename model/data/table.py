@@ -100,8 +100,10 @@ class Table:
             self.refuse(cells.cast(pl.Float64, strict=False).is_not_null(), reason, "timestamp")
         times = unix_times(cells)
         if times.null_count():
-            texts = with_rfc3339_times(cells.filter(times.is_null()))
-            parsed = texts.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
+            texts = cells.filter(times.is_null())
+            parsed = _rfc3339_times(texts)
+            if parsed.null_count():
+                parsed = _rfc3339_times(with_rfc3339_times(texts))
             times = times.scatter(times.is_null().arg_true(), parsed.dt.timestamp("us"))
         self.refuse(times.is_null(), "timestamp {!r} is neither a Unix time nor an RFC 3339 time", "timestamp")
         far = times.abs() > LAST_SECOND * 1_000_000
@@ -131,6 +133,10 @@ def unix_times(cells: pl.Series) -> pl.Series:
     frame = pl.DataFrame({"number": numbers.set(~numbers.is_finite() | is_local, None)})
     furthest = 2e6 * LAST_SECOND  # 64 bits have room
     return frame.select(us=us.clip(-furthest, furthest).round().cast(pl.Int64))["us"]
+
+
+def _rfc3339_times(texts: pl.Series) -> pl.Series:
+    return texts.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
 
 
 def with_rfc3339_times(cells: pl.Series) -> pl.Series:
