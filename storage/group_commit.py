@@ -96,6 +96,9 @@ class GroupCommit(Generic[RequestT]):
 
     def _next_group(self) -> list[RequestT]:
         """Take the next group from the queue; while others are processed, only a full one."""
+        is_further = len(self.tasks) > 1
+        if is_further and not self._may_overlap:
+            return []
         group: list[RequestT] = []
         passed: list[RequestT] = []
         size = 0
@@ -107,7 +110,7 @@ class GroupCommit(Generic[RequestT]):
                 size += request.size
             if size >= self._max_size:
                 break
-        if len(self.tasks) > 1 and (size < self._max_size or not self._may_overlap):
+        if is_further and size < self._max_size:
             self._may_overlap = False  # until a group is done
             return []
         for _ in range(len(group) + len(passed)):
