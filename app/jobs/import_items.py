@@ -140,11 +140,11 @@ def _add_vectors(items: list[ItemJson], path: Path) -> None:
 
 
 def _add_property(items: list[ItemJson], table: Table, name: str, declared: PropertyType | None) -> None:
-    """Add the column of a property to the items."""
-    cells, times = table.frame[name], with_rfc3339_times(table.frame[name])
+    """Add the column of a property to the items. Spaces around a cell count only in texts."""
+    cells, times = table.frame[name], with_rfc3339_times(_bare(table, name))
     type_ = column_type(times) if declared is None else declared
-    if type_ == "time":
-        cells = times
+    if type_ != "text":
+        cells = times if type_ == "time" else _bare(table, name)
     if declared is None and type_ in ("text", "set"):
         _warn_of_numbers(table, name)
         _warn_of_times(table, name)
@@ -162,9 +162,14 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
             (item if name in ITEM_TIMES else item.setdefault("properties", {}))[name] = value
 
 
+def _bare(table: Table, name: str) -> pl.Series:
+    """Return the cells of a column without spaces around them."""
+    return table.frame[name].str.strip_chars()
+
+
 def _warn_of_numbers(table: Table, name: str) -> None:
     """Warn if most cells of a column are numbers, but not all are, or not as JSON writes them."""
-    cells = table.frame[name]
+    cells = _bare(table, name)
     known = cells.is_not_null() & (cells != "")
     is_odd = known & ~cells.str.contains(JSON_NUMBER)
     decimal = likely_decimal(cells)
@@ -179,7 +184,7 @@ def _warn_of_numbers(table: Table, name: str) -> None:
 
 def _warn_of_times(table: Table, name: str) -> None:
     """Warn if most cells of a column are times or look like local times, but not all are valid."""
-    cells = table.frame[name]
+    cells = _bare(table, name)
     known = cells.is_not_null() & (cells != "")
     is_odd = known & ~with_rfc3339_times(cells).str.contains(TIME)
     if 2 * (known & (cells.str.contains(TIME) | cells.str.contains(LOCAL_TIME))).sum() > known.sum():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.jobs.import_items import TIME, column_type, read
+from storage.records import PropertyType
 
 CELLS = st.sampled_from(["", "true", "False", "1", "-2.5e3", "007", "a|b", "a", "2026-05-01T08:00:00Z", "2026-05-01"])
 
@@ -49,6 +51,26 @@ def test_times_with_a_zone_are_sent_in_the_format_of_the_service(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("cells", "type_", "values"),
+    [
+        (["7", " 7 ", "8"], "number", [7.0, 7.0, 8.0]),
+        ([" -2.5e3", "  ", ""], "number", [-2500.0, None, None]),
+        (["true", " FALSE"], "boolean", [True, False]),
+        ([" 2026-05-01 08:00Z", "2026-05-01T08:00:00Z "], "time", ["2026-05-01T08:00:00Z"] * 2),
+        ([" Hill", "  ", "7"], "text", [" Hill", "  ", "7"]),
+    ],
+)
+def test_spaces_around_cells_count_only_in_texts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cells: list[str], type_: PropertyType, values: list[Any]
+) -> None:
+    file = tmp_path / "items.csv"
+    file.write_text("item_id,cell\n" + "".join(f"i{row},{cell}\n" for row, cell in enumerate(cells)))
+    for declared in ({}, {"cell": type_}):
+        assert [item.get("properties", {}).get("cell") for item in read(file, declared)] == values
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
     ("cells", "warned"),
     [
         (
@@ -75,6 +97,7 @@ def test_times_with_a_zone_are_sent_in_the_format_of_the_service(tmp_path: Path)
         ),
         (["2025-07-15T10:00:00", "7/5/2025 9:30 pm", "soon"], "such as 2025-07-15T10:00:00+02:00"),
         (["2025-07-15T10:00:00Z", "2025-07-15 10:00:00.5+02:00"], None),
+        (["7", " 8", "on request"], "row 3 has 'on request' (this affects 1 of 3 cells)"),
         (["1.10.2", "10.2.11", "2025"], None),
     ],
 )
