@@ -123,8 +123,10 @@ def _mapping_option(skipped: Sequence[str], header: Sequence[str], mapping: Tabl
     """Return what to add to a warning: the option that imports those of the columns that an option can name."""
     own_names: dict[str, str] = {}
     for own in skipped:
-        if own.strip() and not {",", "="} & {*own}:
-            own_names[similar_property_name(own, {*header, *own_names})] = own
+        bare, taken = own.strip(), {*header, *own_names}
+        if bare and not {",", "="} & {*own}:
+            is_known = bare in (*FIELDS, *ITEM_TIMES) and bare not in taken
+            own_names[bare if is_known else similar_property_name(own, taken)] = own
     return f"; to import them, pass {mapping.option_with(**own_names)}" if own_names else ""
 
 

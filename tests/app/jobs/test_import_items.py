@@ -181,6 +181,20 @@ def test_columns_that_cannot_be_properties_are_skipped_with_the_option_that_impo
     assert properties(client, "tea") == {"art_nr": 5, "hersteller_s": "u", **others}
 
 
+def test_the_option_that_imports_columns_with_spaces_around_their_names_keeps_what_they_mean(
+    client: Client, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "items.csv").write_text(
+        "item_id,categories, title, price, published_at, categories\ntea,,Tea,7,2026-05-01T08:00:00Z,x\n"
+    )
+    assert imported(tmp_path / "items.csv", url) == 0
+    _, option = shlex.split(caplog.messages[0][caplog.messages[0].index("--columns") :])
+    assert imported(tmp_path / "items.csv", url, "--columns", option) == 0
+    item = client.get("/v1/items/tea").json()
+    assert (item["title"], item["published_at"]) == ("Tea", "2026-05-01T08:00:00Z")
+    assert item["properties"] == {"price": 7.0, "_categories": "x"}
+
+
 def test_errors_of_a_mapped_table_name_options_and_the_original_file(
     client: Client, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
