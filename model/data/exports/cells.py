@@ -45,7 +45,8 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
     """Read Unix seconds, RFC 3339 times, and local ones: 2025-12-24 18:30, 24.12.2025, 24-12-2025, 12/24/2025.
 
     Numbers such as 20251224 are local days if all numbers of the column can be. 20251224183000 is a local time.
-    A local time that occurs twice, in autumn, is the first one. One that clocks skip, in spring, is not a time.
+    A local time that occurs twice, in autumn, is the first one. One that clocks skip, in spring, is not a time, except
+    midnight, as in Cairo and Santiago: it is the first moment of its day.
     """
     texts = cells.fill_null("").str.strip_chars()
     if are_compact_days(texts):
@@ -108,12 +109,13 @@ def _by_clock(local: pl.Series) -> pl.Series:
 
 def _in(local: pl.Series, timezone: str) -> pl.Series:
     """Return the microseconds since the epoch of local times of a zone."""
-    moments = (
-        _by_clock(local)
-        .dt.replace_time_zone(None)
-        .dt.replace_time_zone(timezone, ambiguous="earliest", non_existent="null")
-    )
-    return moments.dt.timestamp("us")
+    times = _by_clock(local).dt.replace_time_zone(None)
+    before = times.zip_with(times.dt.truncate("1d") < times, times.dt.offset_by("-1us"))  # of midnight, the day before
+
+    def moments(of: pl.Series) -> pl.Series:
+        return of.dt.replace_time_zone(timezone, ambiguous="earliest", non_existent="null").dt.timestamp("us")
+
+    return moments(times).fill_null(moments(before) + 1)
 
 
 def looks_like_days(cells: pl.Series) -> bool:

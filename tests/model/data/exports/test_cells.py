@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -45,6 +45,20 @@ def test_local_times_equal_the_standard_library(times: list[datetime], timezone:
     assert unknown.us.null_count() == len(times)
     assert unknown.by_no_clock.to_list() == [True] * len(times)
     assert found.by_no_clock.to_list() == found.us.is_null().to_list()
+
+
+@pytest.mark.parametrize("timezone", ["Africa/Cairo", "America/Santiago", "America/Havana", "Asia/Beirut", "UTC"])
+@pytest.mark.parametrize("pattern", ["%Y-%m-%d", "%d.%m.%Y", "%Y%m%d", "%Y-%m-%d 00:00:00"])
+def test_a_day_begins_at_its_first_moment_also_where_clocks_skip_midnight(timezone: str, pattern: str) -> None:
+    first = datetime(2025, 1, 1, tzinfo=UTC)
+    hours = [first + timedelta(hours=n) for n in range(-24, 366 * 24)]
+    begin_of: dict[str, datetime] = {}
+    for hour in hours:
+        begin_of.setdefault(hour.astimezone(ZoneInfo(timezone)).strftime(pattern), hour)
+    days = [(first + timedelta(days=n)).strftime(pattern) for n in range(365)]
+    found = times_in(pl.Series(days), timezone)
+    assert found.us.to_list() == [micros(begin_of[day]) for day in days]
+    assert not found.by_no_clock.any()
 
 
 @pytest.mark.parametrize("ending", ["", ".0"])
