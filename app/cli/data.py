@@ -169,7 +169,11 @@ def recommend(
     users: Annotated[str, typer.Option(help="'all', or a file with one user id per line.", metavar="all|FILE")] = "all",
     since: Annotated[
         datetime | None,
-        typer.Option(parser=moment, help="Include only users with an event since this time.", metavar="TIME"),
+        typer.Option(
+            parser=moment,
+            help="Include only users with an event since this time, in UTC unless it has an offset.",
+            metavar="TIME",
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model to use if no model is active.", metavar="DIR|URL")] = None,
     models_dir: Annotated[

@@ -58,7 +58,11 @@ class LessWorkOptions:
 
     since: Annotated[
         datetime | None,
-        typer.Option(parser=moment, help="Ignore training events before this date or time.", metavar="DATE"),
+        typer.Option(
+            parser=moment,
+            help="Ignore training events before this date or time, in UTC unless it has an offset.",
+            metavar="DATE",
+        ),
     ] = None
     users_sample: Annotated[float, typer.Option(min=0.001, max=1, help="Share of users to train on.")] = 1.0
     events_per_user: Annotated[
