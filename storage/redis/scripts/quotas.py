@@ -11,16 +11,18 @@ local length, cost = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local window, rest = math.floor(now / length), length - now % length
+local previous_of, current_of = {}, {}
 for place, key in ipairs(KEYS) do
     local counts = redis.call('HMGET', key, window - 1, window)
     local previous, current = tonumber(counts[1]) or 0, tonumber(counts[2]) or 0
     if math.ceil(previous * rest / length) + current + cost > tonumber(ARGV[2 + place]) then
         return {place, previous, current, rest}
     end
+    previous_of[place], current_of[place] = previous, current
 end
-for _, key in ipairs(KEYS) do
-    redis.call('HINCRBY', key, window, cost)
-    redis.call('HDEL', key, window - 2)
+for place, key in ipairs(KEYS) do
+    redis.call('DEL', key) -- also what was counted while the clock was ahead, which that time would count again
+    redis.call('HSET', key, window - 1, previous_of[place], window, current_of[place] + cost)
     redis.call('PEXPIRE', key, 2 * length)
 end
 return 0

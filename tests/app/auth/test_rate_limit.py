@@ -348,3 +348,17 @@ def test_redis_counts_the_same_sliding_window_as_a_process(
     assert places == [[None, None, 1, 0, None, 0]] * 2
     waits, expected_waits = ([one.wait_s for one in refusals if one] for refusals in (shared, expected))
     assert waits == pytest.approx(expected_waits, abs=PATIENCE_S)  # of years
+
+
+async def test_what_was_spent_under_a_clock_ahead_is_not_counted_when_its_time_comes(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)
+    quota, window_s, now_s = Quota("key", 3), 1, int(redis_server.client.time()[0])
+    redis_server.client.hset(quota.key, mapping={str(now_s + ahead): 3 for ahead in range(60, 120)})
+    counters = SharedCounters(redis_server.url)
+    try:
+        assert await counters.spend([quota], 1, window_s) is None
+    finally:
+        await counters.close()
+    assert all(int(window) < now_s + 60 for window in redis_server.client.hkeys(quota.key))
