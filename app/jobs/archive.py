@@ -115,9 +115,9 @@ def _turns(settings: StoreSettings, plan: ArchiverPlan, metrics: ArchiverMetrics
         clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
         while True:
             with metrics.turn(source) as count:
-                now = datetime.fromtimestamp(clock.now_us() / 1e6, UTC)
+                began_s, now = time.time(), datetime.fromtimestamp(clock.now_us() / 1e6, UTC)
                 counts = archive_log(source, writer, now, keep_tail_s=plan.keep_tail_s, keep_days=plan.keep_days)
-                writer.note_through(now.timestamp())
+                writer.note_through(began_s)  # by the clock of the services that read it, even if it has jumped
                 count(counts)
             yield counts
             if plan.every_s is None:

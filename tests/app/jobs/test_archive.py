@@ -26,10 +26,12 @@ from model.data.arrays import MappedArrays
 from model.data.interactions import DataError, Interactions
 from model.data.orders import order_numbers
 from model.data.readers import read_interactions
+from storage.archive.manifest import archived_through_s
 from storage.archive.reader import ArchiveReader
 from storage.archive.training_events import TrainingEvents
 from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageError, StorageUnavailable
+from storage.folders.place import as_folder
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
@@ -37,7 +39,7 @@ from tests.app.conftest import Client
 from tests.model.data.same_interactions import require_same
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 DAY_S = 86_400
@@ -314,7 +316,7 @@ async def append(server: RedisServer, event_id: str) -> None:
 
 
 def test_a_clock_less_than_an_hour_ahead_drops_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a wrong clock would drop archived events that Redis no longer has."""
+    """Otherwise a wrong clock would drop archived events that Redis no longer has. The archive is not behind then."""
 
     class Stopped(BaseException):
         """Ends the archiver from the test."""
@@ -322,11 +324,15 @@ def test_a_clock_less_than_an_hour_ahead_drops_no_events(tmp_path: Path, monkeyp
     now_ns, wrong_by_s, up_s = time.time_ns, 0, 0
     monkeypatch.setattr("time.time_ns", lambda: now_ns() + (wrong_by_s + up_s) * 10**9)
     monkeypatch.setattr("time.clock_gettime_ns", lambda _: now_ns() + up_s * 10**9)
+    monkeypatch.setattr("time.time", lambda: time.time_ns() / 1e9)
     turns: list[str] = []
 
     def report(turn: str) -> None:
         nonlocal wrong_by_s, up_s
         turns.append(turn)
+        through_s = archived_through_s(as_folder(tmp_path / "archive"))
+        assert through_s is not None
+        assert abs(time.time() - through_s) < PATIENCE_S
         wrong_by_s = 365 * 86_400
         if len(turns) > 2:
             up_s = int(FOLLOW_JUMPS_AFTER_S)
