@@ -377,7 +377,7 @@ async def test_idle_states_expire_and_are_folded_again(tmp_path: Path, monkeypat
     await store.append("main", [click("new", user_id="busy")])
     monkeypatch.setattr(storage.sqlite.states, "today", lambda: today + 365)  # a clock that is ahead
     await store.append("main", [click("ahead", user_id="ahead")])
-    monkeypatch.undo()
+    monkeypatch.setattr(storage.sqlite.states, "today", lambda: today)
     assert (await store.drop_idle_states(), await store.drop_idle_states()) == (1, 0)
     monkeypatch.setattr(storage.sqlite.states, "today", lambda: today + 8)
     assert await store.drop_idle_states() == 2
