@@ -7,6 +7,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,9 +50,9 @@ class DelimitedText:
         except pl.exceptions.PolarsError as exc:
             raise self._first_problem(str(exc)) from exc
         if frame.width > 1 and frame[:, -1].null_count() and not self._is_complete(frame):
-            error = self._first_problem("")
-            if "fields" in str(error):
-                raise error
+            with suppress(csv.Error):  # for a field of more than 128 KiB, which polars reads
+                if ragged := self._first_ragged_line():
+                    raise ragged
         return frame
 
     def _is_complete(self, frame: pl.DataFrame) -> bool:
@@ -101,16 +102,19 @@ class DelimitedText:
         return csv.reader(text, delimiter=self.separator)
 
     def _first_problem(self, otherwise: str) -> DataError:
-        """Read the file line by line to name the first one that has too few or too many fields."""
         try:
-            lines = self._lines()
-            width = len(next(lines))
-            for number, fields in enumerate(lines, start=self.first_line + 1):
-                if len(fields) != width:
-                    return DataError(f"{self.path}, line {number}: {len(fields)} fields, but the header has {width}")
+            return self._first_ragged_line() or DataError(f"{self.path} cannot be read: {otherwise[:200]}")
         except (UnicodeDecodeError, csv.Error) as exc:
             return self._unreadable(exc)
-        return DataError(f"{self.path} cannot be read: {otherwise[:200]}")
+
+    def _first_ragged_line(self) -> DataError | None:
+        """Read the file line by line to name the first one that has too few or too many fields, if there is one."""
+        lines = self._lines()
+        width = len(next(lines))
+        for number, fields in enumerate(lines, start=self.first_line + 1):
+            if len(fields) != width:
+                return DataError(f"{self.path}, line {number}: {len(fields)} fields, but the header has {width}")
+        return None
 
     def _unreadable(self, exc: UnicodeDecodeError | csv.Error) -> DataError:
         if isinstance(exc, csv.Error):

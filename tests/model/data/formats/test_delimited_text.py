@@ -71,6 +71,12 @@ def test_only_too_short_lines_are_refused(rows: list[list[str]], separator: str,
             table.frame()
 
 
+def test_the_name_of_a_folder_is_no_problem_of_its_table() -> None:
+    for cell in ("a,b", "x" * 200_000):
+        table = delimited_text(Path("fields/table.csv"), f'a,b\n"{cell}",\n'.encode())
+        assert table.frame().rows() == [(cell, None)]
+
+
 def test_trailing_empty_cells_need_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(DelimitedText, "_lines")
     table = delimited_text(Path("table.csv"), b"a,b,c\n1,2,\n,,\n3,4,5\n")
