@@ -100,7 +100,7 @@ def _matched(position: int, function: str, texts: pl.Series, wanted: str) -> NDA
     try:
         return FUNCTIONS[function](texts, wanted).to_numpy()
     except pl.exceptions.ComputeError as exc:
-        raise InvalidExpression(position, f"this is not a valid RE2 regular expression: {exc}") from None
+        raise InvalidExpression(position, f"this is not a valid regular expression: {exc}") from None
 
 
 def _searchable(position: int, column: TextColumn) -> pl.Series:

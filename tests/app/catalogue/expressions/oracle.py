@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -25,8 +26,9 @@ TYPES: Mapping[str, ValueType] = {
 }
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-TEXTS = ["", "a", "ab", "b", "Über", "zz"]
+TEXTS = ["", "a", "ab", "b", "a\n", "Über", "\uff21", "\U0001f375"]  # UTF-16 would sort the last two otherwise
 NUMBERS = [0.0, -1.0, 1.0, 2.5, 1e300]
+PATTERNS = ["", "^a.?$", "a\n?$", "(?s)^..$", "(?i)ÜB", "[^a]", "[[:alpha:]]{2}", r"\pL|^$", r"\x{FF21}", "b*?|a+"]
 
 Item = Mapping[str, Any]
 
@@ -46,8 +48,12 @@ def joined(template: str, *parts: Pair) -> Pair:
     return Pair(template.format(*(part.ours for part in parts)), template.format(*(part.oracle for part in parts)))
 
 
+def searched(text: Pair, pattern: str) -> Pair:
+    return Pair(*(f"{part}.matches({quoted(pattern)})" for part in text))
+
+
 def quoted(text: str) -> str:
-    return f'"{text}"'
+    return json.dumps(text, ensure_ascii=False)
 
 
 times = st.sampled_from(
@@ -105,7 +111,7 @@ leaves = st.one_of(
     st.builds(
         joined, st.sampled_from(["{}.startsWith({})", "{}.endsWith({})", "{}.contains({})"]), texts, scalar_texts
     ),
-    st.builds(joined, st.just('{}.matches("^a.?$")'), texts),
+    st.builds(searched, texts, st.sampled_from(PATTERNS)),
     st.builds(joined, st.just("(size(item.categories) {} 1)").map(lambda t: t.replace("{} 1", "> 1"))),
     st.builds(joined, st.sampled_from(["(size({}) > 1)", "(size({}) in [1, 2.5])"]), texts),
     st.builds(

@@ -26,3 +26,11 @@ def test_few_texts_give_the_same_results_as_many(function: str, of_items: list[s
     by_definition = {"startsWith": str.startswith, "endsWith": str.endswith, "contains": str.__contains__}[function]
     assert few.tolist() == [by_definition(text, wanted) for text in of_items] + [False]
     assert few.dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [("Über", r"^\w+$"), ("\u0663", r"\d"), ("a\u3000b", r"a\sb"), ("heiß", r"\bheiß\b"), ("a[{", r"[\[]\{")],
+)
+def test_classes_of_a_pattern_know_all_alphabets(text: str, pattern: str) -> None:
+    assert text_functions.matches(0, "matches", text, pattern)
