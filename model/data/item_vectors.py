@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +85,7 @@ def _parsed(table: Table) -> tuple[Table, pl.Series]:
         parsed = known.str.json_decode(pl.List(pl.Float64))
     except pl.exceptions.PolarsError as exc:
         raise DataError(f"{table.path}: a vector is not a JSON array of numbers: {str(exc)[:200]}") from exc
-    return Table(table.path, table.frame.with_columns(parsed.alias(VECTOR)), table.sha256), has_one
+    return replace(table, frame=table.frame.with_columns(parsed.alias(VECTOR))), has_one
 
 
 def _refuse(table: Table, bad: pl.Series, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import io
@@ -9,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +42,7 @@ INEXACT_TIMES, INEXACT_TIMES_FIX = "float32, in which times up to 128 s apart ar
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text columns; row i is line i + 2 of a text file.
+    """A table of text columns; row i is line i + 2 of a text file in which every row has one line.
 
     first_row  the number of its first row, if it is a piece of a table, or if a line is before the header
     left_out   other columns that were wanted, but have neither numbers nor texts, in a Parquet file or JSON
@@ -65,8 +67,21 @@ class Table:
     def place(self, row: int) -> str:
         """Return the position of a row in the file as text."""
         row += self.first_row
-        is_text = not (has_types(self.path) or self.path.is_dir())
-        return f"line {row + 2}" if is_text else f"row {row + 1}"
+        if has_types(self.path) or self.path.is_dir():
+            return f"row {row + 1}"
+        lines = self._first_lines
+        return f"line {lines[row] if row < len(lines) else row + 2}"
+
+    @cached_property
+    def _first_lines(self) -> NDArray[np.int64]:
+        """The line of a text file at which each row begins; none if all of them are one line long."""
+        text = delimited_text(self.path, uncompressed(self.path))
+        if text.separator == "\t" or b'"' not in text.raw:
+            return np.empty(0, np.int64)
+        try:
+            return np.insert(text.first_lines(), 0, np.zeros(text.first_line - 1, np.int64))
+        except csv.Error:  # a field of more than 128 KiB
+            return np.empty(0, np.int64)
 
     def require_ids(self, *columns: str) -> None:
         """Raise DataError for the first cell of these columns that is not an id or, in the column `type`, a name."""

@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from model.data.interactions import DataError
 
@@ -78,9 +80,9 @@ class DelimitedText:
         """
         try:
             lines = self._lines()
-            width = len(next(lines))
-            for row, fields in enumerate(lines):
-                if len(fields) != width:
+            _, header = next(lines)
+            for row, (_, fields) in enumerate(lines):
+                if len(fields) != len(header):
                     yield row, len(fields)
         except (UnicodeDecodeError, csv.Error) as exc:
             raise self._unreadable(exc) from exc
@@ -95,11 +97,23 @@ class DelimitedText:
             truncate_ragged_lines=truncate,
         )
 
-    def _lines(self) -> Iterator[list[str]]:
-        text = io.TextIOWrapper(io.BytesIO(self.raw), "utf-8", newline="")
+    def first_lines(self) -> NDArray[np.int64]:
+        """Return the number of the line at which each row begins: (rows,). Cells in quotes may have several lines.
+
+        raises  csv.Error  for a field of more than 128 KiB
+        """
+        return np.fromiter((line for line, _ in self._lines()), np.int64)[1:]
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """Iterate over the header and the rows: the number of the line at which each begins, and its fields."""
+        text, line = io.TextIOWrapper(io.BytesIO(self.raw), "utf-8", newline=""), self.first_line
         if self.separator == "\t":
-            return csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return csv.reader(text, delimiter=self.separator)
+            rows = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            rows = csv.reader(text, delimiter=self.separator)
+        for fields in rows:
+            yield line, fields
+            line = self.first_line + rows.line_num
 
     def _first_problem(self, otherwise: str) -> DataError:
         try:
@@ -110,10 +124,10 @@ class DelimitedText:
     def _first_ragged_line(self) -> DataError | None:
         """Read the file line by line to name the first one that has too few or too many fields, if there is one."""
         lines = self._lines()
-        width = len(next(lines))
-        for number, fields in enumerate(lines, start=self.first_line + 1):
-            if len(fields) != width:
-                return DataError(f"{self.path}, line {number}: {len(fields)} fields, but the header has {width}")
+        _, header = next(lines)
+        for line, fields in lines:
+            if len(fields) != len(header):
+                return DataError(f"{self.path}, line {line}: {len(fields)} fields, but the header has {len(header)}")
         return None
 
     def _unreadable(self, exc: UnicodeDecodeError | csv.Error) -> DataError:

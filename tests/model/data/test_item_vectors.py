@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from model.artifact import model_directory
+from model.data.interactions import DataError
 from model.data.item_vectors import read_item_vectors
 from model.data.readers import read_items
 from model.training import train
@@ -38,6 +39,12 @@ def test_a_table_without_vectors_gives_none(tmp_path: Path, cells: list[None] | 
         frame = frame.with_columns(pl.Series("vector", cells, pl.List(pl.Float32)))
     frame.write_parquet(tmp_path / "items.parquet")
     assert read_item_vectors(tmp_path) is None
+
+
+def test_an_error_counts_a_line_before_the_header(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("sep=;\nitem_id;vector\na;[1,2]\nb;[1]\n")
+    with pytest.raises(DataError, match="line 4: the vector does not have 2 numbers"):
+        read_item_vectors(tmp_path)
 
 
 def test_a_model_learns_from_vectors(

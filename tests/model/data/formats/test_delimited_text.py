@@ -53,22 +53,35 @@ def test_a_tsv_may_use_semicolons(tmp_path: Path) -> None:
     assert read_interactions(tmp_path).user_ids == ["u"]
 
 
-cells = st.sampled_from(["", "x", "é"])
+cells = st.sampled_from(["", "x", "é", "x\ny"])
 
 
 @settings(max_examples=60)
 @given(st.lists(st.lists(cells, min_size=2, max_size=4), max_size=5), st.sampled_from(["\t", ";"]), st.booleans())
 def test_only_too_short_lines_are_refused(rows: list[list[str]], separator: str, is_quoted: bool) -> None:
     quoting = csv.QUOTE_ALL if is_quoted and separator == ";" else csv.QUOTE_MINIMAL
-    text = written([["a", "b", "c", "d"], *rows], separator, quoting)
-    table = delimited_text(Path("table.tsv"), text.encode())
-    short = next((number for number, row in enumerate(rows, 2) if len(row) < 4), None)
+    if separator == "\t":
+        rows = [[cell.replace("\n", " ") for cell in row] for row in rows]
+    texts = [written([row], separator, quoting) for row in (["a", "b", "c", "d"], *rows)]
+    table = delimited_text(Path("table.tsv"), "".join(texts).encode())
+    first_lines = (1 + "".join(texts[:number]).count("\n") for number in range(1, len(texts)))
+    short = next((line for line, row in zip(first_lines, rows, strict=True) if len(row) < 4), None)
     if short is None:
         frame = table.frame()
         assert frame.fill_null("").rows() == [tuple(row) for row in rows]
     else:
         with pytest.raises(DataError, match=rf"line {short}: \d fields, but the header has 4"):
             table.frame()
+
+
+@pytest.mark.parametrize("before", ["", "sep=,\n"])
+def test_errors_name_the_line_at_which_a_row_begins(tmp_path: Path, before: str) -> None:
+    table, further = tmp_path / "items.csv", before.count("\n")
+    table.write_text(before + 'item_id,title,available\na,"A\n\nlong one",yes\nb,B,perhaps\nb,B,yes\n')
+    with pytest.raises(DataError, match=f"line {6 + further}: item_id 'b' appears twice, first in line {5 + further}"):
+        read_items(tmp_path)
+    examples = [one for finding in examine_items(table, TableMapping()).findings for one in finding.examples]
+    assert f"line {5 + further}: 'perhaps'" in examples
 
 
 def test_the_name_of_a_folder_is_no_problem_of_its_table() -> None:
