@@ -18,6 +18,12 @@ RATES = (0.0, 0.05, 0.8)
 WEIGHTS = {"click": 1.0, "buy": 3.5, "view": 0.25, "dislike": -1.0, "impression": 0.0}
 UNSEEN = ("view", "impression")
 START_US = 1_700_000_000_000_000
+LAST_S = 253_402_300_799  # the latest time that the API takes; its negative is the earliest
+TIMES_US = (
+    st.integers(0, 5).map(lambda step: START_US + step)
+    | st.integers(0, 5).map(lambda second: START_US + second * 1_000_000)
+    | st.sampled_from([-LAST_S, -1, 0, 1, 2**32 - 1, 2**32, LAST_S]).map(lambda second: second * 1_000_000)
+)
 HOT_USERS = ("hot:1", "hot:2")  # of shared events
 VISITS = 3  # events of each visitor who is merged
 # ids that look like several, or like the marks of an encoding
@@ -86,7 +92,7 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
         user_id=st.just("u"),
         item_id=st.integers(0, KNOWN_ITEMS + 2).map("item{}".format),
         type=st.just("click"),
-        timestamp_us=st.integers(0, 5).map(lambda step: START_US + step),
+        timestamp_us=TIMES_US,
         id_time_us=st.none() | st.integers(0, 40).map(lambda second: START_US + second * 1_000_000),
         value=st.none() | st.floats(-1e6, 1e6),
         recommendation_id=st.none() | st.just("r1"),
