@@ -33,7 +33,6 @@ from scipy import sparse
 from benchmarks.machine import cpu
 from benchmarks.quality.rotation import interval_95
 from model.artifact import model_directory
-from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.data.readers import read_interactions
 from model.inference.engine import Engine
@@ -57,8 +56,9 @@ class Labels(StrEnum):
     WORDS = "words"
 
 
-def label_vectors(items: ItemTable, kind: Labels) -> sparse.csr_array:
+def label_vectors(artifact: Artifact, kind: Labels) -> sparse.csr_array:
     """Return each item's labels as a vector of length 1, or 0 without labels: (N, labels)."""
+    items = artifact.items
     texts = [re.findall(rf"\w{{{SHORTEST_WORD},}}", title.lower()) for title in items.titles]
     labels = items.categories if kind is Labels.CATEGORIES else texts
     numbers: dict[str, int] = {}
@@ -141,7 +141,7 @@ def main(
 ) -> None:
     """Print how well each way to find similar items agrees with the labels."""
     artifact = model_directory.load(model)
-    vectors = label_vectors(artifact.items, labels)
+    vectors = label_vectors(artifact, labels)
     labelled = np.random.default_rng(0).permutation(np.flatnonzero(vectors.sum(axis=1)))
     wanted = labelled[test::2][:MOST_ITEMS]
     ways: dict[str, Callable[[], Lists]] = {

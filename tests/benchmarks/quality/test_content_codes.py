@@ -1,4 +1,4 @@
-"""The benchmarks of codes from content, shortened."""
+"""The benchmark of codes from content, shortened."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from app.catalogue.description_codes import sample_audience
-from benchmarks.quality.cold import board, content, questions, rare_items
+from benchmarks.quality.cold import content, questions
 from model import cold_items
-from model.data.readers import read_interactions
-from model.data.splits import split
 from model.inference.engine import Engine
 from tests.model.conftest import write_rows
 
@@ -78,43 +76,3 @@ def _has_no_new_item_before(world: questions.World, position: int) -> bool:
     interactions = world.interactions
     before = interactions.item[interactions.starts[interactions.user[position]] : position]
     return bool((world.rows[before] >= 0).all())
-
-
-def test_rare_items_are_placed_by_events_and_titles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(board, "JOBS", 150)
-    monkeypatch.setattr(board, "KINDS", 4)
-    monkeypatch.setattr(board, "USERS", 80)
-    ways = ["events", "blend-3", "discount-blend-3", "replace-5"]
-    rare_items.main([tmp_path / "board"], tmp_path / "models", way=ways, epochs=1)
-    lines = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [line[1].strip() for line in lines if line[2].strip() == "all"] == ways * 2
-    same = [cell.strip() for line in lines if line[1].strip() == "events" for cell in line[5::2] if cell.strip()]
-    assert set(same) == {"+0.0000 (+0.0000 to +0.0000)"}
-    rare_items.main([tmp_path / "board"], tmp_path / "models", way=ways[:3], vectors=50)
-    assert "vectors of 50 users" in capsys.readouterr().out
-
-
-def test_held_out_events_are_the_last_ones_before_the_test_events(data: Path) -> None:
-    interactions = read_interactions(data)
-    plain, more = split(interactions, "temporal"), rare_items.last_events(interactions, "temporal")
-    np.testing.assert_array_equal(more.test, plain.test)
-    held = np.zeros(len(interactions), bool)
-    held[more.validation] = True
-    known = plain.train.copy()
-    known[plain.validation] = True
-    np.testing.assert_array_equal(held | more.train, known)
-    for user in range(len(interactions.user_ids)):
-        own = held[interactions.user == user][known[interactions.user == user]]
-        assert own.sum() == min(rare_items.LAST, len(own) // rare_items.LEAST_SHARE)
-        assert own[len(own) - own.sum() :].all()
-
-
-def test_a_blended_vector_is_the_mean_of_events_and_content_by_their_weights(data: Path) -> None:
-    world = rare_items.World.of(data)
-    vectors, alone = (rare_items.vectors_by(way, world) for way in ("events", "blend-1e12"))
-    mixed = rare_items.vectors_by("blend-5", world)
-    for row, count in enumerate(world.items.counts.tolist()):
-        expected = (count * vectors[row] + 5 * alone[row]) / (count + 5)
-        np.testing.assert_allclose(mixed[row], expected, atol=1e-5)
