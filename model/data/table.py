@@ -9,6 +9,7 @@ import io
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -74,14 +75,17 @@ class Table:
 
     @cached_property
     def _first_lines(self) -> NDArray[np.int64]:
-        """The line of a text file at which each row begins; none if all of them are one line long."""
-        text = delimited_text(self.path, uncompressed(self.path))
-        if text.separator == "\t" or b'"' not in text.raw:
-            return np.empty(0, np.int64)
-        try:
-            return np.insert(text.first_lines(), 0, np.zeros(text.first_line - 1, np.int64))
-        except csv.Error:  # a field of more than 128 KiB
-            return np.empty(0, np.int64)
+        """The line of a text file at which each row begins.
+
+        None if all rows are one line long, or if the file is not as it was read: it may have been a pipe.
+        """
+        with suppress(csv.Error, DataError):  # a field of more than 128 KiB, or a file that is gone
+            raw = uncompressed(self.path) if self.path.is_file() else b""
+            if b'"' in raw and hashlib.sha256(raw).hexdigest() == self.sha256:
+                text = delimited_text(self.path, raw)
+                if text.separator != "\t":
+                    return np.insert(text.first_lines(), 0, np.zeros(text.first_line - 1, np.int64))
+        return np.empty(0, np.int64)
 
     def require_ids(self, *columns: str) -> None:
         """Raise DataError for the first cell of these columns that is not an id or, in the column `type`, a name."""

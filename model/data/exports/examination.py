@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -137,12 +138,14 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
     if has_types(path):
         table = read_table(path, (), (VECTOR,), has_others=True)
         return Examination(_with_vectors_as_texts(table), skips_bad_lines=skips_bad_lines)
-    text = delimited_text(path, uncompressed(path))
+    raw = uncompressed(path)
+    text = delimited_text(path, raw)
     try:
         frame, is_ragged = text.frame(), False
     except DataError:
         frame, is_ragged = text.ragged_frame(), True
-    found = Examination(Table(path, frame, "", text.first_line - 1), skips_bad_lines=skips_bad_lines)
+    table = Table(path, frame, hashlib.sha256(raw).hexdigest(), text.first_line - 1)
+    found = Examination(table, skips_bad_lines=skips_bad_lines)
     if text.encoding != "UTF-8":
         found.note(f"the encoding is {text.encoding}", _fix_of_encoding(text))
     if is_ragged:

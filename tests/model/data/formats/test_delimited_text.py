@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -18,6 +19,7 @@ from model.data.exports.mapping import TableMapping
 from model.data.formats.delimited_text import DelimitedText, delimited_text
 from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_items
+from model.data.table import read_table
 
 letters = st.text(st.characters(codec="cp1252", exclude_categories=["Cc"]) | st.sampled_from('\n\r"'), max_size=12)
 UMLAUTS = "Käse, für; „Größe“|5" * 10  # more than there are letters of titles, which may look like UTF-8
@@ -82,6 +84,22 @@ def test_errors_name_the_line_at_which_a_row_begins(tmp_path: Path, before: str)
         read_items(tmp_path)
     examples = [one for finding in examine_items(table, TableMapping()).findings for one in finding.examples]
     assert f"line {5 + further}: 'perhaps'" in examples
+
+
+@pytest.mark.parametrize("later", [None, b"", b'"'])
+def test_errors_about_a_file_that_is_not_as_it_was_read_still_say_what_is_wrong(
+    tmp_path: Path, later: bytes | None
+) -> None:
+    path = tmp_path / "items.csv"
+    path.write_text('item_id,title\na,"A\nB"\n,C\n')
+    table = read_table(path, ["item_id"], ["title"])
+    path.unlink()
+    if later is None:
+        os.mkfifo(path)  # nobody writes to it any more
+    else:
+        path.write_bytes(later)
+    with pytest.raises(DataError, match=r"items\.csv, line 3: "):
+        table.require_ids("item_id")
 
 
 def test_the_name_of_a_folder_is_no_problem_of_its_table() -> None:
