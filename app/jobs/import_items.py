@@ -143,10 +143,11 @@ def _add_vectors(items: list[ItemJson], path: Path) -> None:
 
 def _add_property(items: list[ItemJson], table: Table, name: str, declared: PropertyType | None) -> None:
     """Add the column of a property to the items. Spaces around a cell count only in texts."""
-    cells, times = table.frame[name], with_rfc3339_times(_bare(table, name))
+    cells, bare = table.frame[name], _bare(table, name)
+    times = with_rfc3339_times(bare)
     type_ = column_type(times) if declared is None else declared
     if type_ != "text":
-        cells = times if type_ == "time" else _bare(table, name)
+        cells = times if type_ == "time" else bare
     if declared is None and type_ in ("text", "set"):
         _warn_of_numbers(table, name)
         _warn_of_times(table, name)
