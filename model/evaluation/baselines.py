@@ -130,8 +130,8 @@ class Ridge(Baseline):
     training positions, l2 in units of the mean sum of squares of a feature. A score is divided by the item's training
     events to the power of ``discount``.
 
-    Source: Hoerl and Kennard, 1970; the item vectors are those of ``model.lisa.item_codes``, from the mutual
-    information of co-occurrence (Levy and Goldberg, 2014).
+    Source: Hoerl and Kennard, 1970; the item vectors are those of ``model.lisa.item_codes``, from the
+    discounted mutual information of co-occurrence (Levy and Goldberg, 2014; Pantel and Lin, 2002).
     """
 
     width: int

@@ -114,7 +114,10 @@ def degrees(counts: sparse.csr_array) -> NDArray[np.float32]:
 
 
 def mutual_information(counts: sparse.csr_array, degree: NDArray[np.float32], first: int = 0) -> sparse.csr_array:
-    """Compute the positive pointwise mutual information of a block of rows.
+    """Compute the positive pointwise mutual information of a block of rows, discounted for rare pairs and items.
+
+    By chance, rare pairs have the highest mutual information. A pair with a count of 1 keeps half of it, and a quarter
+    if one of its items is in no other pair (Pantel and Lin, 2002).
 
     counts   (n, N)
     degree   (N,)    the sums of all rows
@@ -123,8 +126,10 @@ def mutual_information(counts: sparse.csr_array, degree: NDArray[np.float32], fi
     """
     row = np.repeat(np.arange(first, first + counts.shape[0]), np.diff(counts.indptr))
     expected = degree[row] * degree[counts.indices] / max(float(degree.sum()), 1e-12)
-    information = np.maximum(np.log(np.maximum(counts.data / expected, 1e-12)), 0).astype(np.float32)
-    return sparse.csr_array((information, counts.indices, counts.indptr), shape=counts.shape)
+    information = np.maximum(np.log(np.maximum(counts.data / expected, 1e-12)), 0)
+    rarer = np.minimum(degree[row], degree[counts.indices])
+    information *= counts.data / (counts.data + 1) * rarer / (rarer + 1)
+    return sparse.csr_array((information.astype(np.float32), counts.indices, counts.indptr), shape=counts.shape)
 
 
 def residual_kmeans(vectors: NDArray[np.float32], books: int, words: int, seed: int) -> Quantisation:

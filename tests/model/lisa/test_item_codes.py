@@ -54,12 +54,14 @@ def test_cooccurrence_equals_brute_force(histories: list[list[int]]) -> None:
     np.testing.assert_allclose(found.toarray(), counted(histories, 7), rtol=1e-5)
 
 
-def test_item_vectors_are_principal_components_of_ppmi() -> None:
+def test_item_vectors_are_principal_components_of_discounted_ppmi() -> None:
     histories = random_histories(0)
     counts = counted(histories, 25)
     degree = counts.sum(axis=0)
     with np.errstate(divide="ignore"):
         information = np.maximum(np.log(counts * degree.sum() / np.outer(degree, degree)), 0)
+    rarer = np.minimum.outer(degree, degree)
+    information *= counts / (counts + 1) * rarer / (rarer + 1)
     values, vectors = np.linalg.eigh(information)
     found = item_codes.item_vectors(item_codes.cooccurrence(*packed(histories), 25), 25, seed=0)
     # all components together give back the matrix, its negative eigenvalues mirrored
