@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -26,6 +25,7 @@ from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from app.http import openapi
+from app.http.connection import listeners
 from app.http.error_responses import install_error_handlers
 from app.http.middleware.cors import CrossOriginPolicy
 from app.http.middleware.fast_path import FastPath
@@ -59,14 +59,11 @@ from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE_BYTES = 1 << 17
 WORKER_SILENT_S = 30  # after which a worker is killed: on a busy machine, imports keep one silent for more than 5 s
+WAY_OUT = "--port 8001"
 IDLE_TIMEOUT_S = 620  # longer than the pools of proxies keep idle connections: 60 s to 600 s, with few exceptions
 SWITCH_INTERVAL_S = 0.001  # how long a computing thread may delay each step of the event loop
 
 logger = logging.getLogger(__name__)
-
-
-class PortTaken(ValueError):
-    """The port is in use; the message names a way out."""
 
 
 class Unprotected(ValueError):
@@ -164,7 +161,7 @@ def serve(settings: Settings) -> None:
     """
     log_format.configure(settings.log_level, settings.log_format)
     _require_keys_beyond_loopback(settings)
-    require_free(settings.host, settings.port, "--port 8001")
+    listeners.require_free(settings.host, settings.port, WAY_OUT)
     # For the time before the server handles signals, and after it shuts down, when it raises the signal again.
     is_terminating = False
 
@@ -183,13 +180,10 @@ def serve(settings: Settings) -> None:
         raise SystemExit(0)
     _warn_without_keys(settings)
     _warn_of_few_files(settings)
-    for line in banner(settings, models):
+    sockets = listeners.bind(settings.host, settings.port, WAY_OUT)
+    for line in banner(settings, sockets[0].getsockname()[1], models):
         logger.info("%s", line)
-    if settings.tls_files is not None:
-        logging.getLogger("uvicorn.error").addFilter(_say_https)
     options: dict[str, Any] = {
-        "host": settings.host,
-        "port": settings.port,
         "log_config": log_format.configuration(settings.log_level, settings.log_format),
         "access_log": False,
         "server_header": False,
@@ -202,24 +196,18 @@ def serve(settings: Settings) -> None:
         "timeout_worker_healthcheck": WORKER_SILENT_S,
     }
     if settings.workers == 1:
-        uvicorn.run(app, **options)
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(uvicorn.Config(app, **options)).run(sockets)
     else:
         settings.export()
         with TemporaryDirectory(prefix="lisarec-metrics-") as directory:
             share_metrics(Path(directory))
             config = uvicorn.Config(f"{__name__}:create_worker_app", factory=True, workers=settings.workers, **options)
-            Workers(config, [config.bind_socket()]).run()
-
-
-def _say_https(record: logging.LogRecord) -> bool:
-    """Correct the address that uvicorn logs: it does not know that the protocol has TLS (logging.Filter)."""
-    if str(record.msg).startswith("Uvicorn running on ") and isinstance(record.args, tuple):
-        record.args = ("https", *record.args[1:])
-    return True
+            Workers(config, sockets).run()
 
 
 class Workers(Multiprocess):
-    """Several worker processes that share a listening socket. This one keeps it open too, to restart workers."""
+    """Several worker processes that share listening sockets. This one keeps them open too, to restart workers."""
 
     @override
     def keep_subprocess_alive(self) -> None:
@@ -233,7 +221,7 @@ class Workers(Multiprocess):
     def join_all(self) -> None:
         """Wait for the workers, which have been told to end.
 
-        The last one closes the socket. While this process held it, the kernel would accept connections that nobody
+        The last one closes the sockets. While this process held them, the kernel would accept connections that nobody
         answers.
         """
         for listener in self.sockets:
@@ -241,12 +229,11 @@ class Workers(Multiprocess):
         super().join_all()
 
 
-def banner(settings: Settings, models: Mapping[str, ServedModel]) -> Iterator[str]:
+def banner(settings: Settings, port: int, models: Mapping[str, ServedModel]) -> Iterator[str]:
     """Yield the lines that a starting service logs: version, address, keys, store, and the model of each tenant."""
     processes = "one process" if settings.workers == 1 else f"{settings.workers} processes"
-    port = settings.port or "any free port"
-    url = f"{settings.scheme}://{settings.host}:{port}"
-    yield f"lisarec {own_version()} on {url}, {processes}, device {settings.device}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    yield f"lisarec {own_version()} on {settings.scheme}://{host}:{port}, {processes}, device {settings.device}"
     keys = "no API keys" if settings.keys_file is None else f"API keys from '{settings.keys_file}'"
     yield f"{keys}; store: {settings.store_name}"
     for tenant, served in models.items():
@@ -282,19 +269,6 @@ def _warn_of_few_files(settings: Settings) -> None:
             files,
             settings.max_open_connections,
         )
-
-
-def require_free(host: str, port: int, way_out: str) -> None:
-    """Raise PortTaken, with the way out in its message, when the address is in use."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            raise PortTaken(
-                f"cannot listen on port {port} of {host} ({exc.strerror}); choose another port: {way_out}"
-            ) from exc
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 from contextlib import suppress
 from difflib import get_close_matches
 from ipaddress import ip_address
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.observability.log_format import LogFormat
@@ -42,6 +43,13 @@ ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://\S+:\d+")  # of a Service 
 SCHEMES_OF_REDIS = ("redis://", "rediss://", "unix://")
 _HOST = r"(\[[0-9a-fA-F:.%]+\]|[^\s:/?#@,\[\]]+)(:\d+)?"
 URL_OF_REDIS = re.compile(rf"rediss?://([^\s/?#]*@)?{_HOST}(,{_HOST})*(/\d*)?(\?[^\s#]*)?")
+
+
+def listening_host(host: str) -> str:
+    """Return the host to bind: without an IPv6 address's brackets, and 0.0.0.0 for `::` if the kernel has no IPv6."""
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    return "0.0.0.0" if host == "::" and not socket.has_dualstack_ipv6() else host  # noqa: S104  # as the user asks
+
 
 PlaceSetting = Annotated[Place, BeforeValidator(parse_place), PlainSerializer(str, return_type=str)]
 
@@ -173,7 +181,9 @@ class StoreSettings(BaseSettings):
 class Settings(StoreSettings):
     """The settings of one service."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: Annotated[str, AfterValidator(listening_host)] = Field(
+        "127.0.0.1", description="Address to listen on; `0.0.0.0` is all of IPv4, `::` all of IPv6 and IPv4."
+    )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 chooses a free port.")
     workers: int = Field(1, ge=1, description="Number of worker processes.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device that ranks items.")

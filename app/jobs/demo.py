@@ -17,10 +17,11 @@ from types import FrameType
 import numpy as np
 from rich.console import Console
 
+from app.http.connection.listeners import require_free
 from app.jobs.datasets import synthetic_shop
 from app.jobs.reports.job_progress import print_line
 from app.jobs.reports.training_progress import TrainingProgress
-from app.main import create_app, rare_garbage_collection, require_free, serve, start_and_stop
+from app.main import create_app, rare_garbage_collection, serve, start_and_stop
 from app.serving import empty_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store

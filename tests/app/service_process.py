@@ -40,9 +40,9 @@ class Process:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=file)
 
     def wait_until_ready(self) -> None:
-        scheme, port = self._wait_for_line(r"running on (https?)://127\.0\.0\.1:(\d+)").groups()
-        self.address = ("127.0.0.1", int(port))
-        self.url = f"{scheme}://127.0.0.1:{port}"
+        scheme, host, port = self._wait_for_line(r" on (https?)://(\S+):(\d+), ").groups()
+        self.address = ("::1" if host.startswith("[") else "127.0.0.1", int(port))
+        self.url = f"{scheme}://{host}:{port}"
         self._wait_for_line("startup complete")
         wait_until(self._lets_in, self.log)  # a worker of several says so just before it listens
 

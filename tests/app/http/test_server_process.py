@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+import uvicorn
 
 from app.main import serve
 from app.observability.version import own_version
@@ -46,7 +47,7 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_startup_logs_what_is_served(server: Process, model_dir: Path) -> None:
     model = httpx.get(f"{server.url}/v1/model").json()
     log = server.log()
-    assert f"lisarec {own_version()} on http://127.0.0.1:any free port, one process, device cpu" in log
+    assert f"lisarec {own_version()} on {server.url}, one process, device cpu" in log
     assert "no API keys; store: SQLite in '" in log
     assert f"tenant main: model {model_dir.name} ({model['tag']}), {model['items']:,} items" in log
 
@@ -357,7 +358,13 @@ def test_idle_timeouts_exceed_those_of_proxies(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy that reuses a connection while the service closes it answers a POST with 502."""
-    monkeypatch.setattr("uvicorn.run", lambda _app, **options: timeouts.append(options["timeout_keep_alive"]))
+
+    def run(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
+        timeouts.append(server.config.timeout_keep_alive)
+        for listener in sockets:
+            listener.close()
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
     timeouts: list[int] = []
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -383,7 +390,7 @@ def test_sigterm_during_startup_ends_the_process(
         return load_model(place, settings)
 
     monkeypatch.setattr("app.serving.model_locations.load_model", load)
-    monkeypatch.setattr("uvicorn.run", lambda *_args, **_options: pytest.fail("it serves"))
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_: pytest.fail("it serves"))
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as ended:

@@ -22,9 +22,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 from rich.console import Console
 
+from app.http.connection.listeners import PortTaken
 from app.jobs.datasets.synthetic_shop import GOODS, generate
 from app.jobs.demo import compiling_meanwhile, demo, instructions
-from app.main import PortTaken
 from app.settings import Settings
 from benchmarks.harness.service_process import free_port, is_ready
 from benchmarks.service import screenshots
