@@ -171,7 +171,9 @@ def _address(text: str) -> Address:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise typer.BadParameter(f"{text!r} is not a valid HOST:PORT; use a format such as 127.0.0.1:9464")
-    return Address(host, int(port))
+    from app.settings import listening_host
+
+    return Address(listening_host(host), int(port))
 
 
 MetricsOption = Annotated[
