@@ -217,7 +217,9 @@ class RateSweep:
 
     def _metric_of_processes(self, metric: str) -> list[float]:
         """Return the metric of each process."""
-        urls = [f"http://{host}:{port}/metrics" for host, port in self._service.addresses]
+        urls = [
+            httpx.URL(scheme="http", host=host, port=port, path="/metrics") for host, port in self._service.addresses
+        ]
         texts = [httpx.get(url, timeout=STOP_TIMEOUT_S).text for url in urls]
         found = [re.search(rf"^{metric} (\S+)$", text, re.MULTILINE) for text in texts]
         return [float(one[1]) if one else 0.0 for one in found]

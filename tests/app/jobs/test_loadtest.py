@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ from app.jobs.loadtest.table import bench_table
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from tests.app.conftest import ITEMS
+from tests.app.service_process import Process
+from tests.app.service_process import launch as launch
 from tests.app.support import run_command
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -171,6 +174,17 @@ def test_the_rate_sweep_ends_at_saturation(model_dir: Path, tmp_path: Path) -> N
     assert rows[0]["errors"].keys() <= {"503"}  # of a machine with other things to do
     assert rows[0]["p99_ms"] >= rows[0]["p90_ms"] > 0.1
     assert rows[0]["service_us"] > 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_running_service_is_measured(launch: Callable[..., Process], tmp_path: Path, host: str) -> None:
+    service, numbers = launch(host=host), tmp_path / "numbers.json"
+    httpx.post(f"{service.url}/v1/events", json={"user_id": "ada", "item_id": "item-1"}).raise_for_status()
+    options = ["--rate", "20", "--seconds", "1", "--p90-ms", "0.1", "--json", str(numbers)]
+    assert run_command("bench", "--url", service.url, *options) == 0
+    (row,) = json.loads(numbers.read_text())[service.url]
+    assert row["recommendations_per_s"] > 0
+    assert row["resident_mb"][0] > 0
 
 
 def test_the_redis_of_the_benchmark_has_the_users_of_the_compose_file(tmp_path: Path) -> None:
