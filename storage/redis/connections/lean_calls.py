@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import hiredis
 from redis._parsers import BaseParser
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, Connection
 from redis.connection import HiredisRespSerializer
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
+
+from storage.redis.connections.happy_eyeballs import connected_socket
 
 SERIALIZER = HiredisRespSerializer()
 CLOSED = "Connection closed by server."
@@ -30,9 +32,29 @@ LARGE_BYTES = 1 << 15  # unsent bytes in the buffer; for fewer, there is no need
 
 
 class LeanConnection(AbstractConnection):
-    """Packs commands in C, as redis-py's blocking connections do, and writes them without a task."""
+    """Packs commands in C, as redis-py's blocking connections do, and writes them without a task.
+
+    Of a host with several addresses, it takes the one that answers first.
+    """
 
     __slots__ = ()
+
+    @override
+    async def _connect(self) -> None:
+        self._socket = None
+        async with asyncio.timeout(self.socket_connect_timeout):
+            # uvloop reads the zone of an address such as fe80::1%eth0 only in open_connection
+            if isinstance(self, Connection) and "%" not in self.host:
+                self._socket = await connected_socket(self.host, self.port)
+            await super()._connect()  # type: ignore[no-untyped-call, safe-super]  # of the pool's own class
+
+    def _connection_arguments(self) -> dict[str, Any]:
+        """Return the arguments of asyncio.open_connection."""
+        arguments: dict[str, Any] = super()._connection_arguments()  # type: ignore[misc]
+        if self._socket is None:
+            return arguments
+        host, _ = arguments.pop("host"), arguments.pop("port")
+        return arguments | {"sock": self._socket} | ({"server_hostname": host} if "ssl" in arguments else {})
 
     @override
     def pack_command(self, *args: Any) -> list[bytes]:
