@@ -131,6 +131,36 @@ def test_a_refused_client_gets_retry_after(ports: dict[str, int]) -> None:
     assert b'"code": "too_many_requests"' in body
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "192.0.2.1",
+        "192.0.2.1:{number}",
+        "2001:db8::{number}",
+        "[2001:db8::{number}]",
+        "[2001:db8::{number}]:{number}",
+        "192.0.2.{number}, [2001:db8::1]:{number}",
+    ],
+)
+def test_a_forwarded_address_is_read_in_all_forms(ports: dict[str, int], form: str) -> None:
+    """One client has one address of IPv4, or a /64 network of IPv6, whatever its ports."""
+
+    def header(number: int) -> str:
+        return f"X-Forwarded-For: {form.format(number=number)}\r\n"
+
+    def is_refused() -> bool:
+        with ExitStack() as stack:
+            for number in range(MAX_PER_SOURCE):
+                begun = BEGUN.format(headers=header(number))
+                stack.enter_context(send(ports["balancer"], SENDS_FORWARDED_FOR, begun))
+            statuses = (
+                answer(ports["balancer"], SENDS_FORWARDED_FOR, headers=header(number)) for number in range(ATTEMPTS)
+            )
+            return 429 in statuses
+
+    wait_until(is_refused)
+
+
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_clients_cannot_speak_the_proxy_protocol(ports: dict[str, int], version: str) -> None:
     claims = {
