@@ -20,6 +20,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
 FIRST, SECOND = "127.0.1", "127.0.2"  # networks, in which the nodes have the addresses 1 to 6, or to 8
+OF_IPV6 = "::1"  # the address of all nodes
 
 
 class Site:
@@ -41,11 +42,14 @@ class Site:
     @contextmanager
     def node(self, network: str, number: int, *options: str) -> Iterator[redis.Redis]:
         """Run one of the nodes; yields its client."""
-        port, host = self.ports[number - 1], f"{network}.{number}"
+        port, host = self.ports[number - 1], address_in(network, number)
         (data := self._directory / str(port)).mkdir(exist_ok=True)
         where = ("--bind", host, "--bind-source-addr", host)
         node = node_command(program("redis-server"), data, self.users, port, *where, *options)
-        with self._running(*node), redis.Redis.from_url(self.users.admin_url(port, host)) as client:
+        with (
+            self._running(*node),
+            redis.Redis.from_url(self.users.admin_url(port, f"[{host}]" if ":" in host else host)) as client,
+        ):
             yield client
 
     @contextmanager
@@ -67,7 +71,7 @@ class Site:
 
     def _addresses(self, network: str, count: int, moved: Collection[int] = ()) -> list[str]:
         networks = {number: SECOND if number in moved else network for number in range(1, count + 1)}
-        return [f"{where}.{number}:{self.ports[number - 1]}" for number, where in networks.items()]
+        return [f"{address_in(where, number)}:{self.ports[number - 1]}" for number, where in networks.items()]
 
     @contextmanager
     def _running(self, *words: str, **environment: str) -> Iterator[None]:
@@ -91,6 +95,11 @@ def layout(node: Any) -> dict[str, tuple[str, list[str]]]:
     """Primary and slots of each node by id, without nodes in handshake."""
     known = map(str.split, command(node, "CLUSTER", "NODES").decode().splitlines())
     return {name: (primary, rest[4:]) for name, _, flags, primary, *rest in known if "handshake" not in flags}
+
+
+def address_in(network: str, number: int) -> str:
+    """Address of a node."""
+    return network if network == OF_IPV6 else f"{network}.{number}"
 
 
 def answers(node: Any) -> bool:
@@ -200,6 +209,20 @@ def test_a_replica_with_a_stale_primary_address_is_reattached(site: Site) -> Non
             wait_until(lambda: lost.info("replication")["master_link_status"] == "up", site.log.read_text)
     found = f"{SECOND}.{replica}:{site.ports[replica - 1]} asks for its primary at a former address"
     assert found in site.log.read_text()
+
+
+def test_a_replica_that_reconnects_over_ipv6_is_left_alone(site: Site) -> None:
+    """Assigning its primary again would end a synchronisation that is under way."""
+    with site.nodes(OF_IPV6) as running, site.keeper(OF_IPV6):
+        site.wait_until_whole(running)
+        replica = next(node for node in running if primary_of(node) != "-")
+        replica.config_set("masterauth", "wrong")
+        for node in running:
+            node.client_kill_filter(_type="replica")
+        wait_until(lambda: replica.info("replication")["master_link_status"] == "down", site.log.read_text)
+        introduced = introductions(replica)
+        wait_until(lambda: introductions(replica) > introduced + 2 * len(running), site.log.read_text)
+    assert "former address" not in site.log.read_text()
 
 
 def test_an_interrupted_creation_restarts_unless_there_are_data(site: Site) -> None:
