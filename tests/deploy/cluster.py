@@ -114,7 +114,7 @@ class Cluster:
     def start_job(self, component: str) -> Pod:
         """Start the archiver or the trainer."""
         port = free_port()
-        of_metrics = dict.fromkeys(("0.0.0.0:9464", "0.0.0.0:9465"), f"127.0.0.1:{port}")
+        of_metrics = dict.fromkeys(("[::]:9464", "[::]:9465"), f"127.0.0.1:{port}")
         replacements = {**self._redis_address, **of_metrics}
         pod = self._pod(component, ports={"metrics": port}, replacements=replacements)
         self.jobs.append(pod)

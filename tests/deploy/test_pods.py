@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import signal
@@ -19,7 +20,7 @@ import pytest
 from benchmarks.rollout import scaling
 from benchmarks.rollout.scaling import ScalingTally, Visitor
 from model.artifact.model_directory import load
-from tests.deploy.chart import pods, rendered_variant
+from tests.deploy.chart import environment_of, pods, rendered_variant
 from tests.deploy.cluster import ENDPOINTS_LATE_S, Cluster, url_of
 from tests.deploy.kubelet import wait_until_ready
 from tests.waiting import PATIENCE_S, wait_until
@@ -36,6 +37,21 @@ VALUES: dict[str, Any] = {
 def _little_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of requests a second suffice, and leave CPU time to other tests."""
     monkeypatch.setattr(scaling, "PAUSE_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [({}, "[::]:8000 [::]:8405"), ({"LISAREC_BIND": "10.0.0.1:80"}, "10.0.0.1:80 [::]:8405")],
+    ids=str,
+)
+def test_a_load_balancer_listens_on_all_addresses_of_ipv4_and_ipv6(given: dict[str, str], bound: str) -> None:
+    (container,) = pods(rendered_variant("defaults"))["balancer"]["containers"]
+    *shell, script = container["command"]
+    prepared, start, _ = script.partition("exec haproxy ")
+    assert start
+    environment = {**os.environ, **environment_of(container), **given}
+    show = [*shell, f'{prepared} echo "$LISAREC_BIND $LISAREC_METRICS_BIND"']
+    assert subprocess.run(show, env=environment, capture_output=True, text=True, check=True).stdout == f"{bound}\n"
 
 
 @pytest.fixture

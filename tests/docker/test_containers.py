@@ -199,7 +199,7 @@ def test_every_long_running_service_has_a_healthcheck() -> None:
     assert awaited == {"secrets": "service_completed_successfully"}
     for name in ("archive", "trainer"):
         command, environment = COMPOSE["services"][name]["command"], COMPOSE["services"][name]["environment"]
-        assert command[command.index("--metrics") + 1] == f"0.0.0.0:{environment['LISAREC_PORT']}"
+        assert command[command.index("--metrics") + 1] == f"[::]:{environment['LISAREC_PORT']}"
 
 
 def test_no_service_creates_an_anonymous_volume() -> None:

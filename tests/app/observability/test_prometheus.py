@@ -116,7 +116,7 @@ def test_scrape_targets_match_the_compose_file() -> None:
     assert ports.keys() == {"app", "archive", "trainer", "consume", "publish", "haproxy"}
     assert f"LISAREC_PORT={ports['app']}" in (ROOT / "docker" / "Dockerfile").read_text()
     for name in ("archive", "trainer", "consume", "publish"):
-        assert f"0.0.0.0:{ports[name]}" in " ".join(services[name]["command"])
+        assert f"[::]:{ports[name]}" in " ".join(services[name]["command"])
     assert services["haproxy"]["environment"]["LISAREC_METRICS_BIND"] == f":{ports['haproxy']}"
     for name in ports:
         assert set(services["prometheus"]["networks"]) & set(services[name]["networks"]), name
