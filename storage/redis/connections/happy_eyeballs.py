@@ -8,23 +8,53 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from contextvars import Context
 from typing import Any, TypeAlias
 
 NEXT_ADDRESS_AFTER_S = 0.25  # RFC 8305, 5
+KEPT_S = 0.5  # how long addresses are known: those that gave up may try again after PROBE_EVERY_S
 
 Address: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]  # a result of getaddrinfo
 
 
-async def connected_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is connected to the address of the host that answers first.
+class Lookup:
+    """Looks up the addresses of one host.
 
-    The addresses are tried in the resolver's order, each when the one before has failed or is silent for
-    NEXT_ADDRESS_AFTER_S.
-
-    raises  OSError  if the name has no address, or all of them fail
+    A lookup goes on when those that wait for it give up, and serves the next ones: the resolver may need longer than
+    a connection may take, for example if the first of its name servers is down.
     """
-    loop = asyncio.get_running_loop()
-    addresses: Sequence[Address] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+    def __init__(self) -> None:
+        self._running: asyncio.Task[Sequence[Address]] | None = None
+
+    async def addresses(self, host: str, port: int) -> Sequence[Address]:
+        """Return the addresses in the resolver's order; raise OSError if there is none."""
+        if self._running is None:
+            self._running = asyncio.create_task(_resolve(host, port), context=Context())
+            self._running.add_done_callback(self._keep)
+        return await asyncio.shield(self._running)
+
+    def _keep(self, lookup: asyncio.Task[Sequence[Address]]) -> None:
+        if lookup.cancelled() or lookup.exception() is not None:
+            self._running = None
+        else:
+            asyncio.get_running_loop().call_later(KEPT_S, self._forget)
+
+    def _forget(self) -> None:
+        self._running = None
+
+
+async def _resolve(host: str, port: int) -> Sequence[Address]:
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+async def connected_socket(addresses: Sequence[Address]) -> socket.socket:
+    """Return a socket that is connected to the address that answers first.
+
+    Each address is tried when the one before has failed or is silent for NEXT_ADDRESS_AFTER_S.
+
+    raises  OSError  if all of them fail
+    """
     attempts: list[asyncio.Task[socket.socket]] = []
     try:
         while True:

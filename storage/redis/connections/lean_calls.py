@@ -22,7 +22,7 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
-from storage.redis.connections.happy_eyeballs import connected_socket
+from storage.redis.connections.happy_eyeballs import Lookup, connected_socket
 
 SERIALIZER = HiredisRespSerializer()
 CLOSED = "Connection closed by server."
@@ -35,9 +35,12 @@ class LeanConnection(AbstractConnection):
     """Packs commands in C, as redis-py's blocking connections do, and writes them without a task.
 
     Of a host with several addresses, it takes the one that answers first.
+
+    lookup  of the host, shared by its connections
     """
 
     __slots__ = ()
+    lookup: Lookup
 
     @override
     async def _connect(self) -> None:
@@ -45,7 +48,7 @@ class LeanConnection(AbstractConnection):
         async with asyncio.timeout(self.socket_connect_timeout):
             # uvloop reads the zone of an address such as fe80::1%eth0 only in open_connection
             if isinstance(self, Connection) and "%" not in self.host:
-                self._socket = await connected_socket(self.host, self.port)
+                self._socket = await connected_socket(await self.lookup.addresses(self.host, self.port))
             await super()._connect()  # type: ignore[no-untyped-call, safe-super]  # of the pool's own class
 
     def _connection_arguments(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -13,10 +13,10 @@ import uvloop
 
 from storage.errors import StorageUnavailable
 from storage.redis.connections.client import RedisServers
-from storage.redis.connections.happy_eyeballs import NEXT_ADDRESS_AFTER_S, connected_socket
+from storage.redis.connections.happy_eyeballs import NEXT_ADDRESS_AFTER_S, Lookup, connected_socket
 from storage.redis.connections.nodes import ReplicaAcks
 from tests.storage.redis.servers import RedisServer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 NAME = "redis.example"
@@ -46,8 +46,10 @@ def silent() -> Iterator[tuple[str, int]]:
         yield full.getsockname()
 
 
-def run(law: Coroutine[Any, Any, None], new_loop: Callable[[], Any], *addresses: tuple[str, int]) -> None:
-    """Run on such an event loop, on which NAME has these addresses."""
+def run(
+    law: Coroutine[Any, Any, None], new_loop: Callable[[], Any], *addresses: tuple[str, int], lookup_s: float = 0
+) -> None:
+    """Run on such an event loop, on which NAME has these addresses, found after some time."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for address in addresses]
 
     with asyncio.Runner(loop_factory=new_loop) as runner, pytest.MonkeyPatch.context() as patch:
@@ -55,7 +57,10 @@ def run(law: Coroutine[Any, Any, None], new_loop: Callable[[], Any], *addresses:
         resolve = loop.getaddrinfo
 
         async def getaddrinfo(own_loop: Any, host: str, *args: Any, **options: Any) -> Any:
-            return found if host == NAME else await resolve(own_loop, host, *args, **options)
+            if host != NAME:
+                return await resolve(own_loop, host, *args, **options)
+            await asyncio.sleep(lookup_s)
+            return found
 
         patch.setattr(loop, "getaddrinfo", getaddrinfo)
         runner.run(law)
@@ -83,7 +88,7 @@ def test_an_address_that_does_not_answer_costs_a_quarter_of_a_second(
 ) -> None:
     async def law() -> None:
         begin_s = asyncio.get_running_loop().time()
-        (await connected_socket(NAME, 0)).close()
+        (await connected_socket(await Lookup().addresses(NAME, 0))).close()
         assert asyncio.get_running_loop().time() - begin_s >= NEXT_ADDRESS_AFTER_S
 
     run(law(), new_loop, silent, ("127.0.0.1", any_server.port))
@@ -103,3 +108,25 @@ def test_without_an_address_that_answers_the_connection_times_out_or_is_refused(
 
     run(law("timeout"), new_loop, silent, refusing, silent)
     run(law("unreachable"), new_loop, refusing, refusing)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_lookup_may_take_longer_than_a_connection(any_server: RedisServer, new_loop: Callable[[], Any]) -> None:
+    """As it does while the first of several name servers is down."""
+
+    async def law() -> None:
+        servers = RedisServers(f"{url}@{NAME}", connect_timeout_s=0.2, socket_timeout_s=PATIENCE_S, acks=NO_ACKS)
+        with pytest.raises(StorageUnavailable, match="Timeout connecting"):
+            await servers.connect()
+
+        async def is_connected() -> bool:
+            with suppress(StorageUnavailable):
+                await servers.connect()
+                return True
+            return False
+
+        await until(is_connected)
+        await servers.close()
+
+    url = any_server.url.rpartition("@")[0]
+    run(law(), new_loop, ("127.0.0.1", any_server.port), lookup_s=0.9)
