@@ -60,7 +60,7 @@ GROUPS = {  # headings, and what the variables below them mean; of a setting, wh
         "LISAREC_KEEP_REPLICAS": "Replicas of each primary in the cluster that it creates.",
     },
     "Load balancer": {
-        "LISAREC_BIND": "Address to listen on.",
+        "LISAREC_BIND": "Address to listen on. `:8000` is all of IPv4, `[::]:8000` all of IPv6 and IPv4.",
         "LISAREC_METRICS_BIND": "Address of the load balancer's metrics for Prometheus.",
         "LISAREC_DNS": "Name server, as ADDRESS:PORT.",
         "LISAREC_APP": "Name that resolves to all replicas.",
