@@ -17,7 +17,8 @@ LOCKS = {path.name: path for path in sorted((ROOT / "docker" / "requirements").g
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IMAGE_PYTHON = {"python_version": "3.11", "python_full_version": "3.11.14"}
 PERMISSIVE = re.compile(
-    r"0BSD|Apache.*|(3-Clause )?BSD(-[23]-Clause| License)|BSL-1\.0|CC0-1\.0|ISC.*|MIT(-0| License)?|PSF-2\.0|Zlib"
+    r"0BSD|Apache.*|(3-Clause )?BSD(-[23]-Clause| License)|BSL-1\.0|CC0-1\.0|ISC.*|MIT(-0| License)?|PSF-2\.0|"
+    r"Python Software Foundation License|Zlib"
 )
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalnum())
 

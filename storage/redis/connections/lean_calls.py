@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import hiredis
+from aiohappyeyeballs import start_connection
 from redis._parsers import BaseParser
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, Connection
@@ -22,9 +23,10 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
-from storage.redis.connections.happy_eyeballs import Lookup, connected_socket
+from storage.redis.connections.host_lookup import HostLookup
 
 SERIALIZER = HiredisRespSerializer()
+NEXT_ADDRESS_AFTER_S = 0.25  # how long a silent address holds up the next one (RFC 8305, 5)
 CLOSED = "Connection closed by server."
 PLAIN = frozenset({"MGET", "EVALSHA"})  # nearly all calls; redis-py returns their replies unchanged
 MAX_LEASED = 5  # connections of a node: for the round that reads, those that write, and a read without a round
@@ -34,13 +36,14 @@ LARGE_BYTES = 1 << 15  # unsent bytes in the buffer; for fewer, there is no need
 class LeanConnection(AbstractConnection):
     """Packs commands in C, as redis-py's blocking connections do, and writes them without a task.
 
-    Of a host with several addresses, it takes the one that answers first.
+    Of a host with several addresses, it takes the one that answers first; uvloop would wait for the first address
+    until the timeout, and try no other.
 
     lookup  of the host, shared by its connections
     """
 
     __slots__ = ()
-    lookup: Lookup
+    lookup: HostLookup
 
     @override
     async def _connect(self) -> None:
@@ -48,7 +51,8 @@ class LeanConnection(AbstractConnection):
         async with asyncio.timeout(self.socket_connect_timeout):
             # uvloop reads the zone of an address such as fe80::1%eth0 only in open_connection
             if isinstance(self, Connection) and "%" not in self.host:
-                self._socket = await connected_socket(await self.lookup.addresses(self.host, self.port))
+                addresses = await self.lookup.addresses(self.host, self.port)
+                self._socket = await start_connection(addresses, happy_eyeballs_delay=NEXT_ADDRESS_AFTER_S)
             await super()._connect()  # type: ignore[no-untyped-call, safe-super]  # of the pool's own class
 
     def _connection_arguments(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.connections.circuit_breaker import CircuitBreaker
-from storage.redis.connections.happy_eyeballs import Lookup
+from storage.redis.connections.host_lookup import HostLookup
 from storage.redis.connections.lean_calls import LeanConnection, LeasedConnections, SafePool
 from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import tls_remedy
@@ -154,7 +154,9 @@ class NodeClients:
             protocol=2,
             redis_connect_func=count_and_connect,
         )
-        pool.connection_class = type("LeanConnection", (LeanConnection, pool.connection_class), {"lookup": Lookup()})
+        pool.connection_class = type(
+            "LeanConnection", (LeanConnection, pool.connection_class), {"lookup": HostLookup()}
+        )
         client = Redis.from_pool(pool)
         circuit = CircuitBreaker(f"Redis at {address(url)}", partial(client.execute_command, "PING"))
         self._nodes[url] = _Node(client, LeasedConnections(pool), circuit)

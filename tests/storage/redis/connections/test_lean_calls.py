@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.redis.connections import nodes as nodes_module
-from storage.redis.connections.happy_eyeballs import Lookup
+from storage.redis.connections.host_lookup import HostLookup
 from storage.redis.connections.lean_calls import MAX_LEASED, PLAIN, LeanConnection, LeasedConnections
 from storage.redis.connections.nodes import CONNECTION_ERRORS, Command, NodeClients, ReplicaAcks
 from tests.storage.redis.servers import RedisServer
@@ -104,7 +104,7 @@ def test_large_values_round_trip(any_server: RedisServer) -> None:
 def test_a_large_write_to_a_server_that_hangs_ends_after_the_timeout(any_server: RedisServer) -> None:
     async def law() -> None:
         pool = BlockingConnectionPool.from_url(any_server.url, protocol=2, client_name="large")
-        pool.connection_class = type("LeanConnection", (LeanConnection, Connection), {"lookup": Lookup()})
+        pool.connection_class = type("LeanConnection", (LeanConnection, Connection), {"lookup": HostLookup()})
         connection = await pool.get_connection()
         any_server.freeze()
         try:

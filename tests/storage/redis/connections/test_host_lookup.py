@@ -13,7 +13,7 @@ import uvloop
 
 from storage.errors import StorageUnavailable
 from storage.redis.connections.client import RedisServers
-from storage.redis.connections.happy_eyeballs import NEXT_ADDRESS_AFTER_S, Lookup, connected_socket
+from storage.redis.connections.lean_calls import NEXT_ADDRESS_AFTER_S
 from storage.redis.connections.nodes import ReplicaAcks
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S, until
@@ -87,10 +87,13 @@ def test_an_address_that_does_not_answer_costs_a_quarter_of_a_second(
     silent: tuple[str, int], any_server: RedisServer, new_loop: Callable[[], Any]
 ) -> None:
     async def law() -> None:
+        servers = RedisServers(f"{url}@{NAME}", connect_timeout_s=PATIENCE_S, socket_timeout_s=PATIENCE_S, acks=NO_ACKS)
         begin_s = asyncio.get_running_loop().time()
-        (await connected_socket(await Lookup().addresses(NAME, 0))).close()
+        await servers.connect()
         assert asyncio.get_running_loop().time() - begin_s >= NEXT_ADDRESS_AFTER_S
+        await servers.close()
 
+    url = any_server.url.rpartition("@")[0]
     run(law(), new_loop, silent, ("127.0.0.1", any_server.port))
 
 
