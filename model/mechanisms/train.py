@@ -33,7 +33,7 @@ from model.training.batches.padding import padded_batches, padded_rows
 from model.training.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
 from model.training.loss import sampled_softmax_loss, uniform_negatives
 from model.training.memory import Resources
-from model.training.train import WRITING, prepare_training
+from model.training.train import WRITING, prepare_training, reserved
 
 POSITIONS_AT_ONCE = 8_192  # when scoring
 
@@ -191,24 +191,25 @@ def train(
     raises      DataError   when the data cannot be read or split
                 TrainError  when ``out`` contains a model or an unfinished training, or the codes do not fit
     """
-    inputs = prepare_training(directory, out, recipe, Resources(device), resume, progress.stage)
-    torch.manual_seed(recipe.training.seed)
-    network = MechanismNetwork(recipe.model, len(inputs.interactions.item_ids))
-    if codes_from is not None:
-        _migrate(load(codes_from), network, inputs.recipe)
-    trainer = MechanismTrainer(network, inputs.interactions, inputs.parts, inputs.recipe, out, device)
-    trainer.fit(progress, resume)
-    progress.stage(WRITING)
-    metrics = {"epochs": [report._asdict() for report in trainer.reports]}
-    is_served = recipe.model.preset in SERVED_MECHANISMS
-    if is_served:
-        model, catalogue = served_model(network), inputs.catalogue()
-        statistics = inputs.statistics(model, catalogue)
-        model_directory.save(out, model, served_recipe(inputs.recipe), catalogue, metrics, statistics)
-    else:
-        weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
-        model_directory.write(out, weights, inputs.recipe, inputs.catalogue().to_frame(), metrics)
-    shutil.rmtree(out / CHECKPOINT)
+    with reserved(out, resume):
+        inputs = prepare_training(directory, out, recipe, Resources(device), progress.stage)
+        torch.manual_seed(recipe.training.seed)
+        network = MechanismNetwork(recipe.model, len(inputs.interactions.item_ids))
+        if codes_from is not None:
+            _migrate(load(codes_from), network, inputs.recipe)
+        trainer = MechanismTrainer(network, inputs.interactions, inputs.parts, inputs.recipe, out, device)
+        trainer.fit(progress, resume)
+        progress.stage(WRITING)
+        metrics = {"epochs": [report._asdict() for report in trainer.reports]}
+        is_served = recipe.model.preset in SERVED_MECHANISMS
+        if is_served:
+            model, catalogue = served_model(network), inputs.catalogue()
+            statistics = inputs.statistics(model, catalogue)
+            model_directory.save(out, model, served_recipe(inputs.recipe), catalogue, metrics, statistics)
+        else:
+            weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+            model_directory.write(out, weights, inputs.recipe, inputs.catalogue().to_frame(), metrics)
+        shutil.rmtree(out / CHECKPOINT)
     return model_directory.load(out) if is_served else load(out)
 
 

@@ -217,8 +217,6 @@ class TrainingLoop(ABC, Generic[Batch]):
 
     def _load_checkpoint(self) -> None:
         path = self.directory / LAST_CHECKPOINT
-        if not path.is_file():
-            raise TrainError(f"no checkpoint {path} to resume from; omit --resume")
         with safe_open(path, "pt") as checkpoint:
             about = checkpoint.metadata()
             tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118 (no mapping)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -86,19 +89,58 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
         )
 
 
+@contextmanager
+def reserved(out: Path, resume: bool) -> Iterator[None]:
+    """Reserve a model directory for one training, before that reads anything.
+
+    resume  whether the training continues from a checkpoint in the directory
+    raises  TrainError  when the directory contains a model, when another training works in it, or when there is no
+                        checkpoint to resume from, or one and ``resume`` is False
+            OSError     when it cannot be created
+    """
+    _require_usable(out, resume)
+    folder = out / CHECKPOINT
+    made = [path for path in (folder, out) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(lock, out)
+        _require_usable(out, resume)  # another training may have ended in the meantime
+        yield
+    finally:
+        os.close(lock)
+        for path in made:
+            with suppress(OSError):  # unless something was written
+                path.rmdir()
+
+
+def _lock(descriptor: int, out: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TrainError(f"another training is working in {str(out)!r}; wait for it, or choose another --out") from None
+    except OSError:
+        pass  # NFS cannot lock a directory
+
+
+def _require_usable(out: Path, resume: bool) -> None:
+    if model_directory.exists(out):
+        raise TrainError(f"{str(out)!r} already contains a model; choose another --out, or delete it")
+    checkpoint = out / LAST_CHECKPOINT
+    if checkpoint.exists() and not resume:
+        raise TrainError(f"{str(out)!r} contains an unfinished training; continue it with --resume, or delete it")
+    if resume and not checkpoint.exists():
+        raise TrainError(f"no checkpoint {checkpoint} to resume from; omit --resume")
+
+
 def prepare_training(
     directory: Path,
     out: Path,
     recipe: AnyRecipe,
     resources: Resources,
-    resume: bool,
     on_stage: OnStage = ignored,
 ) -> TrainingInputs[AnyRecipe]:
     """Read and split the data of a training; raises as ``train``."""
-    if model_directory.exists(out):
-        raise TrainError(f"{str(out)!r} already contains a model; choose another --out, or delete it")
-    if (out / LAST_CHECKPOINT).exists() and not resume:
-        raise TrainError(f"{str(out)!r} contains an unfinished training; continue it with --resume, or delete it")
     require_device(resources.device)
     interactions = read_interactions(directory, resources.arrays(out), on_stage).stepping(recipe.event_weights)
     warn_of_bots(interactions)
@@ -128,8 +170,8 @@ def train(
 
     on_config  is called with the configuration, completed from the data
     raises     DataError   when the data cannot be read or split
-               TrainError  when ``out`` contains a model, an unfinished training, or a checkpoint of other options, or
-                           the model needs more memory than the limit, or another process of the training has ended
+               TrainError  when ``out`` contains a model, an unfinished or a running training, or a checkpoint of other
+                           options, or the model needs more memory than the limit, or another process has ended
     """
     return _Training(directory, out, resources, resume, progress).run(config, None, on_config)
 
@@ -170,7 +212,8 @@ class _Training(NamedTuple):
             raise TrainError("training with several processes works on CPUs only; omit --device")
         with processes.together():
             if processes.is_first:
-                self._lead(config, start, on_config)
+                with reserved(self.out, self.resume):
+                    self._lead(config, start, on_config)
             else:
                 processes.wait()
                 recipe, prepared = shared_files.read(self.out, self.resources.arrays(self.out))
@@ -182,7 +225,7 @@ class _Training(NamedTuple):
     def _lead(self, config: Config, start: WarmStart | None, on_config: Callable[[Config], None]) -> None:
         """Prepare for all processes, train, and write the model."""
         progress = self.progress
-        inputs = prepare_training(self.directory, self.out, config, self.resources, self.resume, progress.stage)
+        inputs = prepare_training(self.directory, self.out, config, self.resources, progress.stage)
         if start is not None:
             inputs = inputs.with_items_first(start.item_ids)
             inputs = inputs._replace(recipe=start.judged(inputs.recipe, inputs.interactions))

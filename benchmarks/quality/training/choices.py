@@ -102,7 +102,7 @@ def train(data: Path, variant: Variant, seed: int, out: Path, device: str) -> Ru
         )
         resume = (folder / LAST_CHECKPOINT).exists()
         with variant.parts(folder.with_name(f"{TEACHER}-seed-{seed}")):
-            inputs = prepare_training(data, folder, config, Resources(device), resume)
+            inputs = prepare_training(data, folder, config, Resources(device))
             trainer = Trainer(prepare(inputs.interactions, inputs.parts, inputs.recipe), inputs.recipe, folder, device)
             trainer.fit(EpochPrinter(f"{data.name}, {variant.text}, seed {seed}", console), resume)
         _keep(trainer, folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from model.artifact import model_directory
 from model.config import Config
 from model.data.interactions import DataError
 from model.training import train
-from model.training.loop import BEST_CHECKPOINT, LAST_CHECKPOINT, TrainError
+from model.training.loop import BEST_CHECKPOINT, CHECKPOINT, LAST_CHECKPOINT, EpochReport, TrainError
 from model.training.memory import Resources
 
 Make = Callable[..., Any]
@@ -144,14 +146,59 @@ class TestResuming:
     def test_without_a_checkpoint_there_is_nothing_to_resume(
         self, shop: Path, config: Config, silent: Make, tmp_path: Path
     ) -> None:
+        progress = silent()
         with pytest.raises(TrainError, match=r"no checkpoint .* omit --resume"):
-            train.train(shop, tmp_path / "model", config, resume=True, progress=silent())
+            train.train(shop, tmp_path / "model", config, resume=True, progress=progress)
+        assert not progress.stages  # no time is spent on the data
+        assert not (tmp_path / "model").exists()
 
     def test_a_finished_training_leaves_no_checkpoint(self, uninterrupted: Path, interrupted: Path) -> None:
         assert all((interrupted / name).is_file() for name in CHECKPOINT_FILES)
         assert sorted(path.name for path in uninterrupted.iterdir()) == sorted(
             [*model_directory.FILES, model_directory.MANIFEST]
         )
+
+
+class TestTwoTrainingsOfOneDirectory:
+    def test_a_second_one_is_refused_while_the_first_one_works(
+        self, shop: Path, config: Config, uninterrupted: Path, silent: Make, tmp_path: Path
+    ) -> None:
+        out, progress, refused = tmp_path / "model", silent(), []
+        end_epoch = progress.epoch
+
+        def epoch(report: EpochReport) -> None:
+            end_epoch(report)
+            with pytest.raises(TrainError, match=r"another training is working in .*; wait for it, or choose") as error:
+                train.train(shop, out, config, resume=True, progress=silent())
+            refused.append(error)
+
+        progress.epoch = epoch
+        train.train(shop, out, config, progress=progress)
+        assert len(refused) == config.training.epochs
+        assert same_files(out, uninterrupted)
+
+    def test_a_second_one_is_refused_when_the_first_one_ends_meanwhile(
+        self, shop: Path, config: Config, uninterrupted: Path, silent: Make, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        out = tmp_path / "model"
+        create = Path.mkdir
+
+        def create_late(path: Path, *args: Any, **options: Any) -> None:
+            monkeypatch.setattr(Path, "mkdir", create)
+            shutil.copytree(uninterrupted, out)
+            path.mkdir(*args, **options)
+
+        monkeypatch.setattr(Path, "mkdir", create_late)
+        with pytest.raises(TrainError, match="already contains a model"):
+            train.train(shop, out, config, progress=silent())
+        assert sorted(os.listdir(out)) == sorted(os.listdir(uninterrupted))
+
+    def test_after_a_killed_one_the_directory_is_free(
+        self, shop: Path, config: Config, uninterrupted: Path, silent: Make, tmp_path: Path
+    ) -> None:
+        (tmp_path / "model" / CHECKPOINT).mkdir(parents=True)  # what a process leaves that is killed while it reads
+        train.train(shop, tmp_path / "model", config, progress=silent())
+        assert same_files(tmp_path / "model", uninterrupted)
 
 
 class TestRefusals:
