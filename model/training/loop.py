@@ -13,8 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from model import holdout_ranks, metrics
@@ -137,7 +136,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         if not self._writes:
             return
         if self.validation is not None:
-            self.network.load_state_dict(load_file(self.directory / BEST_CHECKPOINT))
+            self.network.load_state_dict(_read_checkpoint(self.directory / BEST_CHECKPOINT)[1])
         self._finish(progress)
         self.network.to("cpu").eval()
 
@@ -217,9 +216,7 @@ class TrainingLoop(ABC, Generic[Batch]):
 
     def _load_checkpoint(self) -> None:
         path = self.directory / LAST_CHECKPOINT
-        with safe_open(path, "pt") as checkpoint:
-            about = checkpoint.metadata()
-            tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118 (no mapping)
+        about, tensors = _read_checkpoint(path)
         own = self.recipe.model_dump_json()
         if _without_origins(about["config"]) != _without_origins(own):
             if _options(about["config"]) == _options(own):
@@ -227,7 +224,10 @@ class TrainingLoop(ABC, Generic[Batch]):
                     f"the checkpoint {path} was trained on other events; resume with the events it began with, and "
                     "copy an archive that grows before training on it"
                 )
-            raise TrainError(f"the checkpoint {path} was trained with other options; use the same options to resume")
+            raise TrainError(
+                f"the checkpoint {path} was trained with other options; use the same options to resume: "
+                f"{_changes(_options(about['config']), _options(own))}"
+            )
         self._require_same_training(path, tensors)
         self.reports = [EpochReport(**report) for report in json.loads(about["reports"])]
         self.network.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)})
@@ -244,6 +244,17 @@ class TrainingLoop(ABC, Generic[Batch]):
         return
 
 
+def _read_checkpoint(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return a checkpoint's metadata and tensors; raises TrainError when it is damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as exc:
+        raise TrainError(
+            f"the checkpoint {path} is damaged; delete '{path.parent}', and train without --resume: {exc}"
+        ) from exc
+
+
 def learning_rate_factor(share: float, warmup_share: float) -> float:
     """Return the factor after a share of the training: warm up linearly, then follow a cosine down to a hundredth."""
     warm = min(1.0, (share + 1e-4) / warmup_share) if warmup_share else 1.0
@@ -256,6 +267,18 @@ def _options(config: str) -> dict[str, Any]:
     for name in ("sha256", "seen_rule", "users", "events", "events_per_item"):
         options["data"].pop(name, None)
     return options
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return text about the options that differ. Those that one configuration does not have are None."""
+    old, new = _flat(before), _flat(now)
+    names = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
+    return ", ".join(f"{name} was {old.get(name)}, now {new.get(name)}" for name in names)
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    parts = [part if isinstance(part, dict) else {name: part} for name, part in config.items()]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _without_origins(config: str) -> dict[str, Any]:

@@ -109,7 +109,9 @@ class TestResuming:
             )
             for name, part in (("model", config.model), ("training", config.training), ("data", config.data))
         }
-        with pytest.raises(TrainError, match="trained with other options; use the same options to resume"):
+        (name, value), *_ = options.items()
+        expected = rf"trained with other options; use the same options to resume: {name} was .*, now {value}$"
+        with pytest.raises(TrainError, match=expected):
             train.train(shop, interrupted, config.model_copy(update=parts), resume=True, progress=silent())
 
     def test_options_missing_in_earlier_versions_are_no_difference(
@@ -142,6 +144,17 @@ class TestResuming:
         with pytest.raises(TrainError, match="unfinished training; continue it with --resume, or delete it"):
             train.train(shop, interrupted, config, progress=silent())
         assert [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES] == before
+
+    @pytest.mark.parametrize("name", CHECKPOINT_FILES)
+    def test_a_damaged_checkpoint_is_refused(
+        self, shop: Path, config: Config, silent: Make, tmp_path: Path, name: str
+    ) -> None:
+        out = tmp_path / "model"
+        with pytest.raises(KeyboardInterrupt):
+            train.train(shop, out, config, progress=silent(stop_after=3))
+        os.truncate(out / name, 1_000)
+        with pytest.raises(TrainError, match=rf"{name} is damaged; delete '.*checkpoint', and train without --resume"):
+            train.train(shop, out, config, resume=True, progress=silent())
 
     def test_without_a_checkpoint_there_is_nothing_to_resume(
         self, shop: Path, config: Config, silent: Make, tmp_path: Path
