@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
-from lisarec.tables import TableSettings, directory_of, is_of_a_table
+from pydantic import Field
+
+from lisarec.tables import TableSettings, checked, directory_of, is_of_a_table
 from model.config import DEFAULT_THREADS, Protocol, SeenRule
 
 
@@ -20,7 +22,7 @@ class EvaluationSettings(TableSettings, total=False):
 
     protocol: Protocol
     seen: SeenRule
-    threads: int
+    threads: Annotated[int, Field(ge=1)]
 
 
 def evaluate(
@@ -36,9 +38,10 @@ def evaluate(
     from model.training.threads import threads_kept, use_threads
 
     directories = [models] if isinstance(models, str | Path) else models
-    table = {name: value for name, value in settings.items() if is_of_a_table(name)}
+    given = checked(settings, EvaluationSettings)
+    table = {name: value for name, value in given.items() if is_of_a_table(name)}
     with threads_kept(), directory_of(Path(data), table) as directory:
-        use_threads(settings.get("threads", DEFAULT_THREADS))
+        use_threads(given.get("threads", DEFAULT_THREADS))
         loaded = [load_model(Path(model)) for model in directories]
-        report = evaluate_models(loaded, directory, settings.get("protocol"), settings.get("seen"))
+        report = evaluate_models(loaded, directory, given.get("protocol"), given.get("seen"))
         return report.to_json()

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 OPTION = re.compile(
     r"--(?P<name>skip-bad-lines|columns|types|decimal|timezone)"
@@ -32,6 +35,22 @@ class TableSettings(TypedDict, total=False):
     decimal: Literal[".", ","]
     skip_bad_lines: bool
     types: Mapping[str, str]
+
+
+def checked(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Return settings whose names and types are those of a TypedDict.
+
+    raises  TypeError   when there is no setting of that name
+            ValueError  when a value is invalid
+    """
+    from app.cli.options import bad_values
+
+    if unknown := settings.keys() - kind.__annotations__:
+        raise TypeError(f"no setting {min(unknown)!r}; valid settings: {', '.join(kind.__annotations__)}")
+    try:
+        return dict(TypeAdapter(kind).validate_python(settings))
+    except ValidationError as exc:
+        raise ValueError(bad_values(exc).message) from None
 
 
 def is_of_a_table(name: str) -> bool:

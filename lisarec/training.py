@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-from lisarec.tables import TableSettings, directory_of, is_of_a_table
-from model.config import DEFAULT_THREADS, Protocol, TrainOn
+from pydantic import AwareDatetime, Field
+from typing_extensions import TypedDict
+
+from lisarec.tables import TableSettings, checked, directory_of, is_of_a_table
+from model.config import DEFAULT_THREADS, MAX_LIFT, MAX_SEED, NegativesChoice, Protocol, TrainOn
 
 if TYPE_CHECKING:
     from lisarec.recommender import Recommender
@@ -19,11 +22,15 @@ class RecipeSettings(TypedDict, total=False):
     preset: str
     protocol: Protocol
     train_on: TrainOn
-    epochs: int
-    lift: float
+    epochs: Annotated[int, Field(ge=1)]
+    lift: Annotated[float, Field(ge=0, le=MAX_LIFT)]
     event_weights: Mapping[str, float]
     unseen: Sequence[str]
-    seed: int
+    since: AwareDatetime
+    users_sample: Annotated[float, Field(ge=0.001, le=1)]
+    events_per_user: Annotated[int, Field(ge=2)]
+    negatives: NegativesChoice
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
 
 
 class TrainSettings(RecipeSettings, TableSettings, total=False):
@@ -34,8 +41,8 @@ class TrainSettings(RecipeSettings, TableSettings, total=False):
     """
 
     device: Literal["cpu", "cuda"]
-    threads: int
-    memory: int
+    threads: Annotated[int, Field(ge=1)]
+    memory: Annotated[int, Field(ge=1)]
     verbose: bool
 
 
@@ -50,6 +57,7 @@ def train(data: str | Path, out: str | Path, **settings: Unpack[TrainSettings]) 
     settings  as the options of `lisarec train`, with its defaults
 
     raises    ValueError  when the data or a setting cannot be used; it says all that is wrong
+              TypeError   when there is no setting of that name
     """
     from rich.console import Console
 
@@ -59,7 +67,7 @@ def train(data: str | Path, out: str | Path, **settings: Unpack[TrainSettings]) 
     from model.training.threads import threads_kept, use_threads
     from model.training.train import train as train_model
 
-    given: dict[str, Any] = dict(settings)
+    given = checked(settings, TrainSettings)
     machine = {name: given.pop(name) for name in MACHINE if name in given}
     table = {name: given.pop(name) for name in [*given] if is_of_a_table(name)}
     recipe = _recipe(given)

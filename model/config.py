@@ -32,6 +32,8 @@ EventType = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 # A training's operations take milliseconds, and each ends when its last thread does. With a thread for each core, which
 # is PyTorch's own default, each waits for other processes on any of them: benchmarks/quality/training/threads.py.
 DEFAULT_THREADS = 1
+MAX_LIFT = 1_000.0  # of the strengths that may be chosen, far above any that helps
+MAX_SEED = 2**32 - 1  # what torch seeds an epoch with is 100,003 times as large, and has 64 bits
 
 
 DEFAULT_LIFT_DECAY = 0.7  # where no validation chooses it

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -207,11 +208,35 @@ class TestTraining:
             ({"event_weights": {"purchase": -1}}, "purchase"),
             ({"timezone": "Mars/Base"}, "Mars/Base"),
             ({"columns": {"customer": "user"}}, "user"),
+            ({"epochs": 0}, "epochs: Input should be greater than or equal to 1"),
+            ({"lift": -1.0}, "lift: Input should be greater than or equal to 0"),
+            ({"lift": float("inf")}, "lift: Input should be less than or equal to 1000"),
+            ({"seed": 2**32}, "seed: Input should be less than or equal to 4294967295"),
+            ({"protocol": "loo"}, "protocol: Input should be 'loo_full', 'loo_sampled100'"),
+            ({"train_on": "test"}, "train_on: Input should be 'train', 'validation' or 'all'"),
+            ({"unseen": "view"}, "unseen: 'str' instances are not allowed as a Sequence value"),
+            ({"since": datetime(2026, 1, 1)}, "since: Input should have timezone info"),
+            ({"threads": 0}, "threads: Input should be greater than or equal to 1"),
+            ({"device": "tpu"}, "device: Input should be 'cpu' or 'cuda'"),
         ):
             with pytest.raises(ValueError, match=reason):
                 lisarec.train(shop, tmp_path / "none", **settings)
-        with pytest.raises(TypeError, match="epoch"):
+        with pytest.raises(TypeError, match=r"no setting 'epoch'; valid settings: .*epochs"):
             lisarec.train(shop, tmp_path / "none", epoch=1)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="no setting 'warm_from'"):
+            lisarec.train(shop, tmp_path / "none", warm_from=tmp_path)  # type: ignore[call-arg]
+        with pytest.raises(ValueError, match="protocol: Input should be 'loo_full', 'loo_sampled100'"):
+            lisarec.evaluate(tmp_path / "none", shop, protocol="loo")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="no setting 'protokoll'"):
+            lisarec.evaluate(tmp_path / "none", shop, protokoll="loo_full")  # type: ignore[call-arg]
+        assert not (tmp_path / "none").exists()
+
+    def test_learns_from_fewer_events(self, shop: Path, tmp_path: Path) -> None:
+        fewer: dict[str, Any] = {"since": datetime(2000, 1, 1, tzinfo=UTC), "users_sample": 0.5, "events_per_user": 8}
+        lisarec.train(shop, tmp_path / "model", epochs=1, **fewer).close()
+        config = model_directory.load(tmp_path / "model").config
+        assert (config.data.since, config.data.users_sample) == (fewer["since"], 0.5)
+        assert config.training.model_dump()["events_per_user"] == 8
 
     @pytest.mark.parametrize(
         ("table", "settings", "argument"),
