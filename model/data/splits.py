@@ -100,7 +100,8 @@ def _split_loo(interactions: Interactions) -> Split:
 def _split_temporal(interactions: Interactions) -> Split:
     if interactions.time_is_order:
         raise DataError(
-            "the timestamps only give the order within each user, so the 'temporal' split is not possible; use 'loo'"
+            "the timestamps only give the order within each user, so a split by time is not possible; use the protocol "
+            "loo_full"
         )
     arrays, times_us = interactions.arrays, interactions.timestamp_us
     cutoff_us = _value_of_rank(times_us, int(0.9 * (len(times_us) - 1)), arrays)

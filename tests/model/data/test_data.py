@@ -385,7 +385,7 @@ class TestSplits:
         rows = [(user, f"i{place}", first + place) for user in "uvw" for place in range(9)]
         found = read_interactions(write_rows(tmp_path, rows))
         assert found.time_is_order
-        with pytest.raises(DataError, match="use 'loo'"):
+        with pytest.raises(DataError, match="use the protocol loo_full"):
             split(found, "temporal")
 
     def test_dropping_weightless_events_keeps_timestamps_ordinal(self, tmp_path: Path, write_rows: Write) -> None:
