@@ -29,6 +29,8 @@ from model.config import (
     DEFAULT_LIFT_DECAY,
     DEFAULT_THREADS,
     EVENT_WEIGHTS,
+    MAX_LIFT,
+    MAX_SEED,
     MECHANISMS,
     PRESETS,
     SERVED_MECHANISMS,
@@ -115,9 +117,7 @@ class RecipeOptions(LessWorkOptions):
     epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs. Default: the preset's.")] = None
     lift: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Strength of the lift. Default: chosen on the validation events, or 1.5 without them."
-        ),
+        typer.Option(min=0, max=MAX_LIFT, help="Strength of the lift. Default: chosen on validation events, else 1.5."),
     ] = None
     lift_from: Annotated[
         Path | None,
@@ -150,7 +150,9 @@ class RecipeOptions(LessWorkOptions):
             help="Continue training from this model for one short epoch. Its items keep their codes.", metavar="DIR"
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Random seed. The same seed and --threads give the same model.")] = 0
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Random seed. The same seed and --threads give the same model.")
+    ] = 0
 
     def recipe(self) -> Config | MechanismRecipe:
         """Return the recipe that the options describe. Raise BadParameter if they contradict each other."""
@@ -223,7 +225,7 @@ def train(
 
     if is_started_by_torchrun():
         end_with_others()  # before torch is imported, which takes seconds
-    from app.jobs.reports.training_progress import TrainingProgress
+    from app.jobs.reports.training_progress import TrainingProgress, after_interruption
     from model.artifact import model_directory
     from model.mechanisms import train as mechanisms
     from model.training.distributed.processes import Processes
@@ -263,26 +265,27 @@ def train(
                 else:
                     made = train_warm(model_directory.load(options.warm_from), data, output.directory, recipe, **how)
     except KeyboardInterrupt:
-        say("interrupted. To continue after the last complete epoch, run the same command with --resume")
+        say(after_interruption(output.directory))
         raise typer.Exit(130) from None
     output.upload()
-    _say_next(made, out, f"{source.data}{source.arguments()}")
+    _say_next(made, out, f"{shlex.quote(str(source.data))}{source.arguments()}")
 
 
 def _say_next(made: Artifact | TrainedMechanism, out: str, data: str) -> None:
     """Print what was trained, and the command that uses it."""
     from model.artifact.model_directory import Artifact
 
+    model = shlex.quote(out)
     if isinstance(made, Artifact):
-        if lift := made.metrics.get("lift"):
+        if (lift := made.metrics.get("lift")) and lift["strength"]:
             count = lift["followers"]
             say(
                 f"lift: after each item, the {count} items that follow it most often get a higher score "
                 f"(strength {lift['strength']:g}, {8 * count} bytes per item)"
             )
-        then = f"{len(made.items):,} items, generation {made.tag}. Next: 'lisarec serve --model {out}'"
+        then = f"{len(made.items):,} items, generation {made.tag}. Next: 'lisarec serve --model {model}'"
     else:
-        then = f"generation {made.tag}. Next: 'lisarec evaluate --model {out} --data {data}'"
+        then = f"generation {made.tag}. Next: 'lisarec evaluate --model {model} --data {data}'"
     say(f"{out}: {then}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +14,7 @@ from typing_extensions import override
 
 from app.jobs.reports.job_progress import JobProgress, RateColumn, ShareColumn, TimeLeftColumn
 from app.jobs.reports.phase_times import MIB, PhaseTimes
-from model.training.loop import EpochReport, Progress
+from model.training.loop import LAST_CHECKPOINT, EpochReport, Progress
 from model.training.memory import resident_bytes
 
 EPOCHS = "epochs"
@@ -105,3 +106,10 @@ class TrainingProgress(Progress):
             validation += f" with lift {report.lift['strength']:g}"
         epoch = f"epoch {report.epoch + 1} of {self._epochs}"
         self._bar.say(f"{epoch}: loss {report.loss:.4f}{validation} ({report.elapsed_s:.0f} s)")
+
+
+def after_interruption(out: Path) -> str:
+    """Return a line that says how to go on with an interrupted training in this directory."""
+    if (out / LAST_CHECKPOINT).exists():
+        return "interrupted. To continue after the last complete epoch, run the same command with --resume"
+    return "interrupted before the first epoch was complete. To start again, run the same command"

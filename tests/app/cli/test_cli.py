@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import polars as pl
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from app.cli.main import main
 from app.cli.options import StoreOptions, size_in_bytes
+from app.jobs.reports.training_progress import TrainingProgress
 from app.settings import Settings, problem_of_unknown_variables
 from benchmarks.harness.service_process import free_port, is_ready
 from model.data.readers import read_interactions
@@ -145,7 +147,7 @@ class TestTrainAndEvaluate:
         self, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         other, numbers, report = tmp_path / "unlifted", tmp_path / "numbers.json", tmp_path / "report"
-        assert Outcome(capsys, "train", "--data", data, "--out", other, "--epochs", 1, "--lift", 0).status == 0
+        assert "lift:" not in Outcome(capsys, "train", "--data", data, "--out", other, "--epochs", 1, "--lift", 0).out
         files = ("--json", numbers, "--report", report, "--report-seed", 4)
         shown = Outcome(capsys, "evaluate", "--model", model, "--model", other, "--data", data, *files)
         assert shown.status == 0
@@ -186,13 +188,25 @@ class TestTrainAndEvaluate:
         assert f"get a higher score (strength {strength:g}, {8 * count} bytes per item)" in " ".join(shown.out.split())
         refused(Outcome(capsys, "evaluate", "--model", out, "--data", data), "train with --train-on train")
 
+    @pytest.mark.parametrize(
+        ("call", "hint"),
+        [("stage", "To start again, run the same command"), ("epoch", "the same command with --resume")],
+    )
+    def test_an_interrupted_training_says_how_to_continue(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], call: str, hint: str
+    ) -> None:
+        with patch.object(TrainingProgress, call, side_effect=KeyboardInterrupt):
+            shown = Outcome(capsys, "train", "--data", data, "--out", tmp_path / "m", "--epochs", 1)
+        assert shown.status == 130
+        assert shown.out.splitlines()[-1].endswith(hint)
+
     def test_train_and_serve_a_model_with_learned_codes(
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        out, arguments = tmp_path / "base", ("train", "--data", data, "--epochs", 1, "--preset")
+        out, arguments = tmp_path / "base codes", ("train", "--data", data, "--epochs", 1, "--preset")
         assert "lisarec evaluate" in Outcome(capsys, *arguments, "transformer-paper", "--out", tmp_path / "t").out
         shown = Outcome(capsys, *arguments, "lisa-base", "--codes-from", tmp_path / "t", "--out", out)
-        assert f"Next: 'lisarec serve --model {out}'" in " ".join(shown.out.split())
+        assert f"Next: 'lisarec serve --model '{out}''" in " ".join(shown.out.split())
         assert Outcome(capsys, "evaluate", "--model", out, "--data", data).status == 0
 
 
@@ -362,6 +376,8 @@ def test_sizes_are_binary_in_all_notations(text: str, size: int) -> None:
         (["train", "--data", "http://shop/data", "--out", "m"], "s3://"),
         (["train", "--data", "d", "--out", "m", "--preset", "huge"], "lisa-mini"),
         (["train", "--data", "d", "--out", "m", "--epochs", "0"], "epochs"),
+        (["train", "--data", "d", "--out", "m", "--seed", str(2**32)], "4294967295"),
+        (["train", "--data", "d", "--out", "m", "--lift", "inf"], "1000"),
         (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--event-weight", "like=3"], "0 or 1"),
         (["train", "--data", "d", "--out", "m", "--memory", "much"], "4GiB"),
         (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--memory", "3GiB"], "omit --memory"),
