@@ -96,7 +96,7 @@ def reserved(out: Path, resume: bool) -> Iterator[None]:
     resume  whether the training continues from a checkpoint in the directory
     raises  TrainError  when the directory contains a model, when another training works in it, or when there is no
                         checkpoint to resume from, or one and ``resume`` is False
-            OSError     when it cannot be created
+            OSError     when it cannot be created, or the checkpoint cannot be read
     """
     _require_usable(out, resume)
     folder = out / CHECKPOINT
@@ -129,8 +129,11 @@ def _require_usable(out: Path, resume: bool) -> None:
     checkpoint = out / LAST_CHECKPOINT
     if checkpoint.exists() and not resume:
         raise TrainError(f"{str(out)!r} contains an unfinished training; continue it with --resume, or delete it")
-    if resume and not checkpoint.exists():
-        raise TrainError(f"no checkpoint {checkpoint} to resume from; omit --resume")
+    if resume:
+        try:
+            checkpoint.open("rb").close()  # safetensors calls a file missing that this user may not read
+        except FileNotFoundError:
+            raise TrainError(f"no checkpoint {checkpoint} to resume from; omit --resume") from None
 
 
 def prepare_training(

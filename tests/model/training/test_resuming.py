@@ -165,6 +165,15 @@ class TestResuming:
         assert not progress.stages  # no time is spent on the data
         assert not (tmp_path / "model").exists()
 
+    def test_an_unreadable_checkpoint_is_no_missing_one(
+        self, shop: Path, config: Config, silent: Make, tmp_path: Path
+    ) -> None:
+        (tmp_path / "model" / LAST_CHECKPOINT).mkdir(parents=True)  # root may read every file
+        progress = silent()
+        with pytest.raises(OSError, match="Is a directory"):
+            train.train(shop, tmp_path / "model", config, resume=True, progress=progress)
+        assert not progress.stages
+
     def test_a_finished_training_leaves_no_checkpoint(self, uninterrupted: Path, interrupted: Path) -> None:
         assert all((interrupted / name).is_file() for name in CHECKPOINT_FILES)
         assert sorted(path.name for path in uninterrupted.iterdir()) == sorted(
