@@ -15,6 +15,7 @@ import redis
 from benchmarks.harness.compose import MAKE_SECRETS, ROOT, make_users, node_command
 from benchmarks.harness.redis_cluster import cluster_client, command, free_node_port, is_whole
 from benchmarks.harness.topology import program
+from tests.ipv6 import needs_ipv6
 from tests.storage.redis.servers import find_servers
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -211,6 +212,7 @@ def test_a_replica_with_a_stale_primary_address_is_reattached(site: Site) -> Non
     assert found in site.log.read_text()
 
 
+@needs_ipv6
 def test_a_replica_that_reconnects_over_ipv6_is_left_alone(site: Site) -> None:
     """Assigning its primary again would end a synchronisation that is under way."""
     with site.nodes(OF_IPV6) as running, site.keeper(OF_IPV6):

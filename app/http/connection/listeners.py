@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import Any
 
 
 class PortTaken(ValueError):
@@ -25,17 +26,12 @@ def bind(host: str, port: int, way_out: str) -> list[socket.socket]:
         for family, _, _, _, address in dict.fromkeys(addresses):
             if sockets:  # the port that the first one has got
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            sockets.append(listener := socket.socket(family))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
             try:
-                listener.bind(address)
+                sockets.append(_bound(family, address, is_ipv4_too=host == "::"))
             except OSError as exc:
-                if exc.errno != errno.EADDRNOTAVAIL:
+                if exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-                sockets.pop().close()  # a name such as localhost may have ::1 where IPv6 is off
-                failure = exc
+                failure = exc  # a name such as localhost may have ::1 where IPv6 is off
         if not sockets and failure is not None:
             raise failure
     except OSError as exc:
@@ -45,6 +41,19 @@ def bind(host: str, port: int, way_out: str) -> list[socket.socket]:
         remedy = "pass an address of this machine as --host" if is_other_machine else f"choose another port: {way_out}"
         raise PortTaken(f"cannot listen on port {port} of {host} ({exc.strerror}); {remedy}") from exc
     return sockets
+
+
+def _bound(family: int, address: tuple[Any, ...], is_ipv4_too: bool) -> socket.socket:
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_ipv4_too)
+        listener.bind(address)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def require_free(host: str, port: int, way_out: str) -> None:

@@ -36,6 +36,7 @@ from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
 from tests.app.conftest import Client
+from tests.ipv6 import LOOPBACK
 from tests.model.data.same_interactions import require_same
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
@@ -236,7 +237,7 @@ def test_invalid_archive_commands_are_refused_with_a_reason(
 def test_the_archiver_waits_for_an_unavailable_redis(tmp_path: Path, redis_server: RedisServer) -> None:
     archive_dir = tmp_path / "archive"
     command = [sys.executable, "-m", "app", "archive", "--redis-url", redis_server.url]
-    metrics = f"[::1]:{free_port()}"
+    metrics = f"{LOOPBACK}:{free_port()}"
     options = ["--archive-dir", str(archive_dir), "--every", "0.1", "--metrics", metrics]
     with subprocess.Popen(
         [*command, *options], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

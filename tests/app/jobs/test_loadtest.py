@@ -31,6 +31,7 @@ from tests.app.conftest import ITEMS
 from tests.app.service_process import Process
 from tests.app.service_process import launch as launch
 from tests.app.support import run_command
+from tests.ipv6 import IPV6_LOOPBACK
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
@@ -176,7 +177,7 @@ def test_the_rate_sweep_ends_at_saturation(model_dir: Path, tmp_path: Path) -> N
     assert rows[0]["service_us"] > 0
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", IPV6_LOOPBACK])
 def test_a_running_service_is_measured(launch: Callable[..., Process], tmp_path: Path, host: str) -> None:
     service, numbers = launch(host=host), tmp_path / "numbers.json"
     httpx.post(f"{service.url}/v1/events", json={"user_id": "ada", "item_id": "item-1"}).raise_for_status()

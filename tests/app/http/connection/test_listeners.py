@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from app.http.connection.listeners import PortTaken, bind, require_free
 from app.settings import listening_host
 from tests.app.service_process import Process
+from tests.ipv6 import needs_ipv6
 
 WAY_OUT = "--port 8001"
 
@@ -30,6 +32,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return addresses
 
 
+@needs_ipv6
 @pytest.mark.parametrize("addresses", [["127.0.0.1", "::1"], ["::1", "127.0.0.1"], ["::1"], ["127.0.0.1"]])
 def test_all_addresses_of_a_name_get_the_same_port(resolver: list[str], addresses: list[str]) -> None:
     resolver += addresses
@@ -48,6 +51,23 @@ def test_an_address_of_a_name_that_this_machine_lacks_is_left_out(resolver: list
     listener.close()
 
 
+def test_addresses_of_ipv6_are_left_out_where_the_kernel_has_no_ipv6(
+    resolver: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sockets(socket.socket):
+        def __init__(self, family: int = socket.AF_INET, *args: Any, **options: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *args, **options)
+
+    monkeypatch.setattr("socket.socket", Sockets)
+    resolver += ["::1", "127.0.0.1"]
+    (listener,) = bind("localhost", 0, WAY_OUT)
+    assert listener.getsockname()[0] == "127.0.0.1"
+    listener.close()
+
+
+@needs_ipv6
 @pytest.mark.parametrize("taken", ["127.0.0.1", "::1"])
 def test_a_port_that_is_taken_at_one_address_is_refused(resolver: list[str], taken: str) -> None:
     resolver += ["127.0.0.1", "::1"]
@@ -72,6 +92,7 @@ def test_all_addresses_are_those_of_ipv4_where_the_kernel_has_no_ipv6(monkeypatc
     assert listening_host("::1") == listening_host("[::1]") == "::1"
 
 
+@needs_ipv6
 @pytest.mark.parametrize("host", ["::", "[::]"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_addresses_are_those_of_ipv6_and_ipv4(launch: Callable[..., Process], host: str, workers: int) -> None:
@@ -80,6 +101,7 @@ def test_all_addresses_are_those_of_ipv6_and_ipv4(launch: Callable[..., Process]
         assert httpx.get(f"http://{reached}:{process.address[1]}/readyz").is_success
 
 
+@needs_ipv6
 def test_an_address_of_ipv6_has_brackets_in_the_url(launch: Callable[..., Process]) -> None:
     process = launch(host="::1")
     assert process.url.startswith("http://[::1]:")
