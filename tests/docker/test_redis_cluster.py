@@ -15,7 +15,7 @@ import redis
 from benchmarks.harness.compose import MAKE_SECRETS, ROOT, make_users, node_command
 from benchmarks.harness.redis_cluster import cluster_client, command, free_node_port, is_whole
 from benchmarks.harness.topology import program
-from tests.ipv6 import needs_ipv6
+from tests.app.http.connection.ipv6 import needs_ipv6
 from tests.storage.redis.servers import find_servers
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -36,7 +36,7 @@ from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
 from tests.app.conftest import Client
-from tests.ipv6 import LOOPBACK
+from tests.app.http.connection.ipv6 import LOOPBACK
 from tests.model.data.same_interactions import require_same
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer

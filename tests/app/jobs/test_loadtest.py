@@ -28,10 +28,10 @@ from app.jobs.loadtest.table import bench_table
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from tests.app.conftest import ITEMS
+from tests.app.http.connection.ipv6 import IPV6_LOOPBACK
 from tests.app.service_process import Process
 from tests.app.service_process import launch as launch
 from tests.app.support import run_command
-from tests.ipv6 import IPV6_LOOPBACK
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"

@@ -12,8 +12,8 @@ import pytest
 
 from app.http.connection.listeners import PortTaken, bind, require_free
 from app.settings import listening_host
+from tests.app.http.connection.ipv6 import needs_ipv6
 from tests.app.service_process import Process
-from tests.ipv6 import needs_ipv6
 
 WAY_OUT = "--port 8001"
 
