@@ -90,8 +90,8 @@ def test_memory_of_a_state_in_redis_is_bounded(model: Path, capsys: pytest.Captu
     lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│ 1")]
     sizes = [int(line[2].strip().removesuffix(" B").replace(",", "")) for line in lines]
     assert len(sizes) == len(redis_memory.LENGTHS)
-    assert sizes == sorted(sizes)
-    assert sizes[-1] <= 4_300  # the largest state, and what Redis adds
+    assert sizes[0] < sizes[1] < sizes[2]  # that of a long history depends on its last items
+    assert max(sizes) <= 4_300  # the largest state, and what Redis adds
 
 
 def test_loads_of_both_versions_are_printed_with_ratios(
