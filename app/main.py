@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -197,13 +198,24 @@ def serve(settings: Settings) -> None:
     }
     if settings.workers == 1:
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(uvicorn.Config(app, **options)).run(sockets)
+            Server(uvicorn.Config(app, **options)).run(sockets)
     else:
         settings.export()
         with TemporaryDirectory(prefix="lisarec-metrics-") as directory:
             share_metrics(Path(directory))
             config = uvicorn.Config(f"{__name__}:create_worker_app", factory=True, workers=settings.workers, **options)
             Workers(config, sockets).run()
+
+
+class Server(uvicorn.Server):
+    """A server that fails if another process listens since `listeners.bind`; uvloop would only close the socket."""
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if any(listener.fileno() < 0 for listener in sockets or ()):
+            await self.lifespan.shutdown()
+            raise listeners.PortTaken(f"another process has taken the port; choose another port: {WAY_OUT}")
 
 
 class Workers(Multiprocess):

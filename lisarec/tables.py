@@ -38,7 +38,7 @@ class TableSettings(TypedDict, total=False):
 
 
 def checked(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Return settings whose names and types are those of a TypedDict.
+    """Return settings whose names and types are those of a TypedDict, without those that are None.
 
     raises  TypeError   when there is no setting of that name
             ValueError  when a value is invalid
@@ -48,7 +48,7 @@ def checked(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
     if unknown := settings.keys() - kind.__annotations__:
         raise TypeError(f"no setting {min(unknown)!r}; valid settings: {', '.join(kind.__annotations__)}")
     try:
-        return dict(TypeAdapter(kind).validate_python(settings))
+        return dict(TypeAdapter(kind).validate_python({name: one for name, one in settings.items() if one is not None}))
     except ValidationError as exc:
         raise ValueError(bad_values(exc).message) from None
 

@@ -116,8 +116,8 @@ def degrees(counts: sparse.csr_array) -> NDArray[np.float32]:
 def mutual_information(counts: sparse.csr_array, degree: NDArray[np.float32], first: int = 0) -> sparse.csr_array:
     """Compute the positive pointwise mutual information of a block of rows, discounted for rare pairs and items.
 
-    By chance, rare pairs have the highest mutual information. A pair with a count of 1 keeps half of it, and a quarter
-    if one of its items is in no other pair (Pantel and Lin, 2002).
+    By chance, rare pairs have the highest mutual information. A pair with a count of n, whose rarer item has a sum of
+    m, keeps the share n / (n + 1) * m / (m + 1) of it (Pantel and Lin, 2002).
 
     counts   (n, N)
     degree   (N,)    the sums of all rows

@@ -101,26 +101,43 @@ def reserved(out: Path, resume: bool) -> Iterator[None]:
     _require_usable(out, resume)
     folder = out / CHECKPOINT
     made = [path for path in (folder, out) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
+    lock = _locked(folder)
     try:
-        _lock(lock, out)
         _require_usable(out, resume)  # another training may have ended in the meantime
         yield
     finally:
-        os.close(lock)
         for path in made:
             with suppress(OSError):  # unless something was written
                 path.rmdir()
+        os.close(lock)
 
 
-def _lock(descriptor: int, out: Path) -> None:
+def _locked(folder: Path) -> int:
+    """Create a directory unless it exists, lock it, and return its descriptor."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # NFS cannot lock a directory
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise TrainError(
+                        f"another training is working in {str(folder.parent)!r}; wait for it, or choose another --out"
+                    ) from None
+            if _is_at(descriptor, folder):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # another training has ended and removed it
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise TrainError(f"another training is working in {str(out)!r}; wait for it, or choose another --out") from None
-    except OSError:
-        pass  # NFS cannot lock a directory
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _require_usable(out: Path, resume: bool) -> None:

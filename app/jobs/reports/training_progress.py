@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from app.jobs.reports.job_progress import JobProgress, RateColumn, ShareColumn, TimeLeftColumn
 from app.jobs.reports.phase_times import MIB, PhaseTimes
+from model.artifact import model_directory
 from model.training.loop import LAST_CHECKPOINT, EpochReport, Progress
 from model.training.memory import resident_bytes
 
@@ -110,6 +111,8 @@ class TrainingProgress(Progress):
 
 def after_interruption(out: Path) -> str:
     """Return a line that says how to go on with an interrupted training in this directory."""
+    if model_directory.exists(out):
+        return "interrupted after the model was complete"
     if (out / LAST_CHECKPOINT).exists():
         return "interrupted. To continue after the last complete epoch, run the same command with --resume"
     return "interrupted before the first epoch was complete. To start again, run the same command"

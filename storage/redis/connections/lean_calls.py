@@ -49,8 +49,7 @@ class LeanConnection(AbstractConnection):
     async def _connect(self) -> None:
         self._socket = None
         async with asyncio.timeout(self.socket_connect_timeout):
-            # uvloop reads the zone of an address such as fe80::1%eth0 only in open_connection
-            if isinstance(self, Connection) and "%" not in self.host:
+            if isinstance(self, Connection) and not _is_address(self.host):
                 addresses = await self.lookup.addresses(self.host, self.port)
                 self._socket = await start_connection(addresses, happy_eyeballs_delay=NEXT_ADDRESS_AFTER_S)
             await super()._connect()  # type: ignore[no-untyped-call, safe-super]  # of the pool's own class
@@ -239,6 +238,11 @@ class LeasedConnections:
         self._leased -= 1
         await connection.disconnect(nowait=True)
         await self._pool.release(connection)
+
+
+def _is_address(host: str) -> bool:
+    """Return whether the host is an address, which may have a zone as in fe80::1%eth0, and not a name."""
+    return ":" in host or host.replace(".", "").isdecimal()
 
 
 def _expire(waiter: asyncio.Future[Any]) -> None:

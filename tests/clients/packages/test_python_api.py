@@ -232,7 +232,12 @@ class TestTraining:
         assert not (tmp_path / "none").exists()
 
     def test_learns_from_fewer_events(self, shop: Path, tmp_path: Path) -> None:
-        fewer: dict[str, Any] = {"since": datetime(2000, 1, 1, tzinfo=UTC), "users_sample": 0.5, "events_per_user": 8}
+        fewer: dict[str, Any] = {
+            "since": datetime(2000, 1, 1, tzinfo=UTC),
+            "users_sample": 0.5,
+            "events_per_user": 8,
+            "lift": None,
+        }
         lisarec.train(shop, tmp_path / "model", epochs=1, **fewer).close()
         config = model_directory.load(tmp_path / "model").config
         assert (config.data.since, config.data.users_sample) == (fewer["since"], 0.5)

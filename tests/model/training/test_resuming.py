@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -242,3 +243,31 @@ class TestRefusals:
         with pytest.raises(DataError, match="nothing to learn; add more events"):
             train.train(lonely, tmp_path / "model", tiny_config(), progress=silent())
         assert not (tmp_path / "model").exists()
+
+    def test_a_refused_one_leaves_the_directory_of_the_first_one(self, tmp_path: Path, monkeypatch: Any) -> None:
+        out = tmp_path / "model"
+        with train.reserved(out, resume=False):
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "exists", lambda _: False)  # as when both begin at the same time
+                with pytest.raises(TrainError, match="another training"), train.reserved(out, resume=False):
+                    pass
+            with pytest.raises(TrainError, match="another training"), train.reserved(out, resume=False):
+                pass
+        assert not out.exists()
+
+    def test_a_directory_that_the_first_one_removes_meanwhile_is_created_again(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        out, lock = tmp_path / "model", fcntl.flock
+
+        def lock_late(descriptor: int, operation: int) -> None:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            (out / CHECKPOINT).rmdir()
+            out.rmdir()
+            lock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", lock_late)
+        with train.reserved(out, resume=False):
+            assert (out / CHECKPOINT).is_dir()
+            with pytest.raises(TrainError, match="another training"), train.reserved(out, resume=False):
+                pass

@@ -9,8 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from app.http.connection.listeners import PortTaken, bind, require_free
+from app.main import Server
 from app.settings import listening_host
 from tests.app.http.connection.ipv6 import needs_ipv6
 from tests.app.service_process import Process
@@ -106,3 +108,23 @@ def test_an_address_of_ipv6_has_brackets_in_the_url(launch: Callable[..., Proces
     process = launch(host="::1")
     assert process.url.startswith("http://[::1]:")
     assert httpx.get(f"{process.url}/readyz").is_success
+
+
+def test_a_port_that_is_taken_during_the_start_is_refused() -> None:
+    """Two sockets may have the same address until one of them listens."""
+    messages = []
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        for name in ("startup", "shutdown"):
+            messages.append((await receive())["type"])
+            await send({"type": f"lifespan.{name}.complete"})
+
+    (listener,) = bind("127.0.0.1", 0, WAY_OUT)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(listener.getsockname())
+        other.listen()
+        server = Server(uvicorn.Config(app, lifespan="on", loop="uvloop", log_config=None))
+        with pytest.raises(PortTaken, match="another process has taken the port; choose another port: --port 8001"):
+            server.run([listener])
+    assert messages == ["lifespan.startup", "lifespan.shutdown"]

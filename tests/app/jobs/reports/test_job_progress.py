@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from app.jobs.reports.job_progress import SILENCE_S, JobProgress, ShareColumn, T
 from app.jobs.reports.phase_times import MIB
 from app.jobs.reports.training_progress import TrainingProgress
 from model.training.loop import EpochReport
+from tests.app.conftest import write_model
 from tests.waiting import wait_until
 
 
@@ -153,3 +155,8 @@ def test_announcements_and_counts_are_printed_as_lines() -> None:
         on_progress(12_345)
     assert any(line.startswith("12,345 users") for line in output.lines)
     assert "" not in output.lines
+
+
+def test_an_interruption_after_the_end_says_that_the_model_is_complete(tmp_path: Path) -> None:
+    out = write_model(tmp_path / "model")
+    assert training_progress.after_interruption(out) == "interrupted after the model was complete"
