@@ -118,19 +118,22 @@ def _locked(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            with suppress(OSError):  # NFS cannot lock a directory
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise TrainError(
-                        f"another training is working in {str(folder.parent)!r}; wait for it, or choose another --out"
-                    ) from None
+            _lock(descriptor, folder.parent)
             if _is_at(descriptor, folder):
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)  # another training has ended and removed it
+
+
+def _lock(descriptor: int, out: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TrainError(f"another training is working in {str(out)!r}; wait for it, or choose another --out") from None
+    except OSError:
+        pass  # NFS cannot lock a directory
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
